@@ -1,0 +1,54 @@
+"""Where the tests run and how long they look.
+
+Knows the devices of this machine (the ``device`` fixture, ``--device``) and how many random examples
+Hypothesis draws (``--long``). Knows nothing of what is tested.
+
+A Hypothesis test that wants more than the profile's examples multiplies them, so that ``--long`` reaches it
+too: ``@settings(max_examples=20 * settings.default.max_examples)`` is 2,000 in CI and 200,000 with ``--long``.
+"""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+PRESENT = {
+    "cpu": lambda: True,
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+}
+
+# A time limit per example would measure whatever else the machine is doing.
+QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ci", max_examples=100, derandomize=True, **QUIET)
+settings.register_profile("long", max_examples=10_000, print_blob=True, **QUIET)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--device`` (may be repeated; by default every device that is present) and ``--long``."""
+    parser.addoption("--device", action="append", choices=sorted(PRESENT), help="test on this device only")
+    parser.addoption("--long", action="store_true", help="draw a hundred times as many random examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples; refuse a device that is not there, which would test nothing."""
+    for name in config.getoption("--device") or ():
+        if not PRESENT[name]():
+            raise pytest.UsageError(f"--device {name}: this machine has none; leave the option out")
+    settings.load_profile("long" if config.getoption("--long") else "ci")
+    # Said once a process on a machine without an accelerator, to whichever test comes first.
+    # tests/test_metal.py asserts it with pytest.warns.
+    config.addinivalue_line("filterwarnings", 'ignore:"metal" is the CPU:UserWarning')
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes ``device`` once for each device asked for, or for each that is present."""
+    if "device" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--device")
+        names = asked or [name for name, present in PRESENT.items() if present()]
+        metafunc.parametrize("device", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """A device of this machine: the CPU always, CUDA and MPS where they are present."""
+    return torch.device(request.param)
