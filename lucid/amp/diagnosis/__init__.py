@@ -1,0 +1,1 @@
+"""What float16 does to a model: causes told, modules watched, ranges measured."""

@@ -1,0 +1,142 @@
+"""Hear what a gradient scaler does, whichever scaler it is: scaled, overflowed, skipped, updated.
+
+Knows lucid's scaler (which has observer points of its own) and PyTorch's (whose instance gets stand-ins for
+four methods while somebody listens), and turns both into the same events. Refuses to know what an event
+means, and never changes a loss, a gradient, a parameter or a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lucid.amp.diagnosis._taps import Heard, SeenGradient, Taps
+
+if TYPE_CHECKING:
+    from lucid.amp._schedule import ScaleUpdate
+
+__all__ = ["Handle", "Listener", "SeenGradient", "listen"]
+
+
+class Listener:
+    """What one may want to hear of a scaler; every method is optional.
+
+    A subclass overrides what it wants to hear. Any other object with some of these methods will do as well.
+    What is not heard costs nothing. Methods are called on the thread that called the scaler, after the scaler
+    has done its own work; what they raise reaches the training script. They must not change a tensor.
+    """
+
+    def scaled(self, scaler: Any, outputs: Any) -> None:
+        """``scaler.scale(outputs)`` was called; ``outputs`` are the tensors as they were given, unscaled."""
+
+    def overflowed(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
+        """A call of ``unscale_(optimizer)`` found an overflow that ``step`` will skip later.
+
+        Told before the script can clip: clipping by a norm that is not finite turns every gradient into NaN,
+        so this is the last moment at which one can see where an overflow began. For PyTorch's scaler this
+        costs one host read per ``unscale_`` that the script itself calls; for lucid's it costs none.
+        """
+
+    def skipped(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
+        """``step(optimizer)`` was skipped; the gradients are those that the optimizer did not get.
+
+        A fused optimizer under PyTorch's scaler is called even on an overflow and skips inside its own
+        kernel: that is a skip as well, and costs one host read per step to know.
+        """
+
+    def ended(self, scaler: Any, index: int) -> None:
+        """``update()`` was called for the ``index``-th time (from 0). Nothing was read from a device."""
+
+    def updated(self, scaler: Any, update: ScaleUpdate) -> None:
+        """``update()`` was called and the new scale is in force.
+
+        For PyTorch's scaler this costs one host read of the scale per update; ``update.index`` counts the
+        updates since the first listener came.
+        """
+
+
+class Handle:
+    """Ends a listening: by ``remove()``, or at the end of a ``with`` block. A second ``remove`` does nothing."""
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self._undo: Callable[[], None] | None = undo
+
+    def remove(self) -> None:
+        """Stop listening, and leave the scaler as it was found."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+def listen(scaler: Any, listener: Any) -> Handle:
+    """Tell ``listener`` what ``scaler`` does, until the handle that comes back is removed.
+
+    The run stays bit for bit what it is without a listener. With PyTorch's scaler, what ``torch.compile``
+    traces is not heard, nor a method that the script fetched from the scaler before (``step = scaler.step``).
+    A disabled scaler is silent. Listeners are not copied or pickled with the scaler.
+
+    Args:
+        scaler: ``lucid.amp.GradScaler``, or PyTorch's: ``torch.amp.GradScaler`` (also called
+            ``torch.GradScaler``), ``torch.cuda.amp.GradScaler``, FSDP's ``ShardedGradScaler``, or a subclass.
+        listener: an object with some of the methods of :class:`Listener`.
+
+    Returns:
+        A handle with ``remove()`` that is also a context manager.
+
+    Raises:
+        TypeError: ``scaler`` is no scaler, or ``listener`` hears none of the events.
+    """
+    heard = _heard_by(listener)
+    if not heard:
+        raise TypeError(f"{type(listener).__name__} hears nothing: give it one of the methods {', '.join(EVENTS)}")
+    if isinstance(scaler, torch.amp.GradScaler):
+        return Handle(Taps.on(scaler).add(heard))
+    if hasattr(type(scaler), "_observe_skip"):
+        return _listen_to_lucid(scaler, heard)
+    raise TypeError(
+        f"listen() was given a {type(scaler).__name__}; it takes lucid.amp.GradScaler or torch.amp.GradScaler. "
+        "Where a trainer wraps its scaler, pass the scaler inside."
+    )
+
+
+EVENTS = tuple(name for name in vars(Listener) if not name.startswith("_"))
+
+
+def _heard_by(listener: Any) -> Heard:
+    """The listener's own methods: not those that it inherited empty, so that nobody works to tell them."""
+    return {
+        event: getattr(listener, event)
+        for event in EVENTS
+        if callable(getattr(listener, event, None))
+        and getattr(type(listener), event, None) is not getattr(Listener, event)
+    }
+
+
+def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
+    """Fasten a listener to the observer points that lucid's scaler has."""
+    handles: list[Any] = []
+    for event, observe in (("scaled", scaler._observe_scale), ("skipped", scaler._observe_skip)):
+        if event in heard:
+            handles.append(observe(heard[event]))
+
+    def hook(scaler: Any, update: ScaleUpdate) -> None:
+        for event, fact in (("ended", update.index), ("updated", update)):
+            if event in heard:
+                heard[event](scaler, fact)
+
+    if "ended" in heard or "updated" in heard:
+        handles.append(scaler.register_update_hook(hook))
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return Handle(undo)
