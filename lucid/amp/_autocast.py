@@ -1,0 +1,185 @@
+"""The scope in which PyTorch chooses half precision: a ``torch.autocast`` that knows "metal".
+
+Knows how to enter one instance again (nested, or in two threads) and how to keep a coroutine's or a
+generator's scope to its own body. Refuses to know which operators run in half precision: those lists are
+PyTorch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from typing import Any, TypeVar, cast
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Entered(threading.local):
+    """The scopes this thread is in, innermost last: the instance that was entered and its own state."""
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[autocast, torch.autocast]] = []
+
+
+_entered = _Entered()
+
+
+@torch.compiler.assume_constant_result
+def _device_type(spec: str | torch.device) -> str:
+    """What PyTorch calls the device that ``spec`` names; asked late, since "metal" may warn."""
+    from lucid._metal import device_type
+
+    return device_type(spec)
+
+
+class autocast(torch.autocast):
+    """Run the operators that stand it in half precision, the weights staying float32.
+
+    A ``torch.autocast``, and a context manager and decorator as that is. A decorated coroutine, generator
+    or async generator has the scope only while its own body runs: it is left at every suspension.
+
+    Args:
+        device_type: Where the operators run: "metal" for this machine's accelerator, or any device that
+            PyTorch names, as a string or a ``torch.device``.
+        dtype: float16 or bfloat16; ``None`` is PyTorch's choice for the device.
+        enabled: ``False`` makes a scope in which every operator keeps its inputs' dtype.
+        cache_enabled: Whether a weight is cast once a scope; ``None`` keeps what is in force.
+
+    Raises:
+        RuntimeError: PyTorch has no autocast on that device.
+    """
+
+    def __init__(
+        self,
+        device_type: str | torch.device = "metal",
+        dtype: torch.dtype | None = torch.float16,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        super().__init__(_device_type(device_type), dtype, enabled, cache_enabled)
+
+    @staticmethod
+    def is_autocast_enabled(device_type: str | torch.device | None = None) -> bool:
+        """Whether operators are being cast now, on the innermost scope's device unless one is named."""
+        return torch.is_autocast_enabled(_asked(device_type))
+
+    @staticmethod
+    def get_autocast_dtype(device_type: str | torch.device | None = None) -> torch.dtype:
+        """The dtype that operators are cast to, on the innermost scope's device unless one is named."""
+        return torch.get_autocast_dtype(_asked(device_type))
+
+    def __enter__(self) -> autocast:
+        """Enter; an instance may be entered again before it is left."""
+        if torch.compiler.is_compiling():
+            super().__enter__()
+            return self
+        # What was in force before lives in a copy of its own: PyTorch keeps it on the instance, where
+        # a second entry would overwrite it.
+        scope = object.__new__(torch.autocast)
+        scope.__dict__.update(self.__dict__)
+        scope.__enter__()
+        _entered.scopes.append((self, scope))
+        return self
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
+        """Restore exactly what was in force before the matching entry; never swallows an exception."""
+        if torch.compiler.is_compiling():
+            return cast("bool | None", super().__exit__(exc_type, exc_val, exc_tb))
+        return cast("bool | None", self._leave().__exit__(exc_type, exc_val, exc_tb))
+
+    def _leave(self) -> torch.autocast:
+        """This thread's innermost scope of this instance, taken from the list."""
+        scopes = _entered.scopes
+        for place in reversed(range(len(scopes))):
+            if scopes[place][0] is self:
+                return scopes.pop(place)[1]
+        raise RuntimeError("autocast was left in a thread that had not entered it: enter it there first")
+
+    def __call__(self, func: _Function) -> _Function:
+        """Decorate ``func``: its body runs in this scope.
+
+        Raises:
+            TypeError: ``func`` is not callable.
+        """
+        for is_kind, decorate in _DECORATORS:
+            if is_kind(func):
+                return cast("_Function", functools.wraps(func)(decorate(self, func)))
+        return cast("_Function", super().__call__(func))
+
+
+def _asked(device_type: str | torch.device | None) -> str:
+    if device_type is not None:
+        return _device_type(device_type)
+    if torch.compiler.is_compiling() or not _entered.scopes:
+        return _device_type("metal")
+    return str(_entered.scopes[-1][0].device)
+
+
+def _stepwise(scope: autocast, body: Any) -> Generator[Any, Any, Any]:
+    """Drive ``body`` (anything with ``send``, ``throw`` and ``close``) with the scope around each step."""
+    resume: Callable[[], Any] = functools.partial(body.send, None)
+    while True:
+        try:
+            with scope:
+                value = resume()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            resume = functools.partial(body.send, (yield value))
+        except GeneratorExit:
+            with scope:
+                body.close()
+            raise
+        except BaseException as error:
+            resume = functools.partial(body.throw, error)
+
+
+@types.coroutine
+def _awaiting(scope: autocast, body: Any) -> Generator[Any, Any, Any]:
+    return (yield from _stepwise(scope, body))
+
+
+def _for_generators(scope: autocast, func: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        return (yield from _stepwise(scope, func(*args, **kwargs)))
+
+    return decorated
+
+
+def _for_coroutines(scope: autocast, func: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    async def decorated(*args: Any, **kwargs: Any) -> Any:
+        return await _awaiting(scope, func(*args, **kwargs))
+
+    return decorated
+
+
+def _for_async_generators(scope: autocast, func: Callable[..., Any]) -> Callable[..., Any]:
+    async def decorated(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        body = func(*args, **kwargs)
+        step = body.asend(None)
+        while True:
+            try:
+                value = await _awaiting(scope, step)
+            except StopAsyncIteration:
+                return
+            try:
+                step = body.asend((yield value))
+            except GeneratorExit:
+                await _awaiting(scope, body.aclose())
+                raise
+            except BaseException as error:
+                step = body.athrow(error)
+
+    return decorated
+
+
+_DECORATORS: tuple[tuple[Callable[[Any], bool], Callable[[autocast, Any], Callable[..., Any]]], ...] = (
+    (inspect.isasyncgenfunction, _for_async_generators),
+    (inspect.iscoroutinefunction, _for_coroutines),
+    (inspect.isgeneratorfunction, _for_generators),
+)
