@@ -4,7 +4,7 @@ Knows the devices of this machine (the ``device`` fixture, ``--device``) and how
 Hypothesis draws (``--long``). Knows nothing of what is tested.
 
 A Hypothesis test that wants more than the profile's examples multiplies them, so that ``--long`` reaches it
-too: ``@settings(max_examples=20 * settings.default.max_examples)`` is 2,000 in CI and 200,000 with ``--long``.
+too: ``@settings(max_examples=20 * settings.default.max_examples)`` is 2,000 in CI, 200,000 with ``--long``.
 """
 
 import pytest
