@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
+from package import MODULES, PUBLIC, ROOT
 
 PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._journal")
 TENSORS = (
@@ -71,16 +70,6 @@ class Import(NamedTuple):
     line: int
     target: str
     at_import: bool
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package and its file."""
-    files = sorted(ROOT.joinpath("lucid").rglob("*.py"))
-    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    return {name.removesuffix(".__init__"): file for name, file in zip(names, files, strict=True)}
-
-
-MODULES = modules()
 
 
 def room_of(module: str) -> str | None:
@@ -289,14 +278,6 @@ def test_the_own_private_names_are_let_through() -> None:
     """What the package defines itself is not taken for torch's."""
     tree = ast.parse("class A:\n    def _own(self):\n        self._count = self._own()._count")
     assert foreign_private_names(tree, own_private_names([tree])) == []
-
-
-# Paths that users may type. What is below the command line is reached by its commands, not by import.
-PUBLIC = [
-    name
-    for name in MODULES
-    if not any(part.startswith("_") for part in name.split(".")) and not name.startswith("lucid.amp.cli.")
-]
 
 
 def defined_in(tree: ast.Module) -> set[str]:
