@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-
 Heard = dict[str, Callable[..., None]]
 """A listener's methods, by the event that each is for."""
 
