@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lucid.amp._grad_scaler": (*PURE, *TENSORS, "lucid._metal"),
     "lucid.amp._autocast": (*TENSORS, "lucid._metal"),
     "lucid.amp.diagnosis": INSIDE,
-    "lucid.amp.history": INSIDE,
+    "lucid.amp.history": (*INSIDE, "lucid.amp.diagnosis"),
     "lucid.amp.cli": (*INSIDE, "lucid.amp.diagnosis", "lucid.amp.history", "lucid._metal", "lucid"),
     "lucid.amp.__main__": ("lucid.amp.cli",),
 }
