@@ -38,7 +38,7 @@ check: .venv/dev.ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 .venv/%.ready: pyproject.toml constraints.txt
 	$(or $(PYTHON),$(NO_PYTHON)) -m venv .venv
