@@ -1,0 +1,32 @@
+"""Mixed-precision training: ``GradScaler``, ``autocast`` and what they tell.
+
+The files, in the order in which they are best read::
+
+    _schedule.py     how the scale moves: pure arithmetic on floats
+    _stages.py       ready → unscaled → stepped, for each optimizer
+    _alarm.py        when a falling scale is spoken of
+    _torch.py        PyTorch's private names, each with a public fallback
+    _memory.py       which tensors are the same memory, and which overlap
+    _division.py     division by the scale, and the verdict on the quotients
+    _gradients.py    an optimizer's gradients: found, or refused by name
+    _outputs.py      the outputs that are scaled, in any nesting
+    _norms.py        the norm of many tensors in one read
+    _reading.py      would a quotient overflow? One read that changes nothing
+    _fused.py        the division inside a fused optimizer's kernel
+    _clip.py         unscaling and clipping in one multiplication
+    _meshes.py       which ranks share an optimizer
+    _consensus.py    did any rank overflow?
+    _causes.py       which gradients were not finite
+    _grad_scaler.py  GradScaler: a short story told with the files above
+    _autocast.py     autocast, a torch.autocast
+    _half/           half-precision arithmetic on processors without half-precision units
+    diagnosis/       what float16 does to a model
+    history.py       the record of a run
+    cli/             lucid-amp demo | run | report
+"""
+
+from lucid.amp._autocast import autocast
+from lucid.amp._grad_scaler import GradScaler
+from lucid.amp._schedule import ScaleUpdate
+
+__all__ = ["GradScaler", "ScaleUpdate", "autocast"]

@@ -1,0 +1,49 @@
+"""When a falling scale should be spoken of, and in which words.
+
+Knows updates. Refuses to know tensors: the names of what was not finite are asked for only where they are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from lucid.amp._schedule import ScaleUpdate
+
+ROW = 25
+"""Updates skipped in a row before it is said."""
+
+
+class Alarm:
+    """Says once that the scale fell below 1, and once for each long row of skipped updates."""
+
+    def __init__(self) -> None:
+        self._said_low = False
+        self._row = 0
+
+    def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]]) -> Iterator[str]:
+        """Yield what there is to say after an update.
+
+        Args:
+            update: the update that was just made.
+            names: returns the parameters whose gradients were not finite at the last skip.
+        """
+        self._row = self._row + 1 if update.overflow else 0
+        if update.overflow and update.new_scale < 1.0 <= update.scale and not self._said_low:
+            self._said_low = True
+            yield (
+                f"the scale fell below 1, to {update.new_scale}. A loss that is summed over a large batch trains well "
+                "there; otherwise look for inf or NaN in the data, the loss or the forward pass, which no scale mends."
+            )
+        if self._row == ROW:
+            yield (
+                f"{ROW} updates in a row were skipped, since update {update.index - ROW + 1}; the scale is now "
+                f"{update.new_scale}. Not finite at the last skip: {_listed(names())}. If the loss itself is not "
+                "finite, no scale can help: look at the data, the learning rate and the forward pass."
+            )
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    if not names:
+        return "unknown (no step was asked for)"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more

@@ -1,0 +1,156 @@
+"""Unscaling and clipping in one multiplication for each gradient.
+
+Knows the gradients of one optimizer, the divisor and the norm that is wanted. Refuses to know stages.
+
+The norm of the scaled gradients is read once; the true norm is that over the scale, since ‖x / s‖ = ‖x‖ / s.
+Every gradient is then multiplied by min(1, max_norm / (norm + 1e-6)) / s, the formula of
+``torch.nn.utils.clip_grad_norm_``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lucid.amp import _division, _norms, _torch
+from lucid.amp._division import DIVIDES_IN, Divisor
+from lucid.amp._gradients import Gradients
+
+_LIMIT = torch.finfo(torch.float32).max * 0.999
+"""Float32 norms are rounded: a norm this close to the largest number is looked at again."""
+
+_UNDERFLOW = 2.0**-100
+"""A sum of powers below this may have lost parts below float32's smallest number."""
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class Clipped(NamedTuple):
+    """The true total norm, zero-dimensional, and whether a quotient was not finite (nothing is clipped then)."""
+
+    norm: Tensor
+    overflow: bool
+
+
+class Clipping:
+    """What is asked: a bound, an order, and the parameters that it is about."""
+
+    def __init__(self, max_norm: float, order: float, parameters: Tensor | Iterable[Tensor] | None) -> None:
+        self.max_norm, self.order = _bound(max_norm), _order(order)
+        if isinstance(parameters, Tensor):
+            parameters = [parameters]
+        self.parameters = None if parameters is None else list(parameters)
+
+    def coefficient(self, norm: float) -> float:
+        """Return what the true gradients are multiplied by."""
+        return min(1.0, self.max_norm / (norm + 1e-6))
+
+    def split(self, optimizer: Any, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the tensors the norm is taken of, and the others; each memory once, those to divide first."""
+        tensors = gradients.fresh + gradients.divided
+        if self.parameters is None:
+            return tensors, []
+        self._check(optimizer)
+        asked = {id(parameter) for parameter in self.parameters}
+        chosen = {id(tensor) for parameter, tensor in gradients.pairs if id(parameter) in asked}
+        return [t for t in tensors if id(t) in chosen], [t for t in tensors if id(t) not in chosen]
+
+    def _check(self, optimizer: Any) -> None:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for index, parameter in enumerate(self.parameters or ()):
+            if id(parameter) not in own:
+                raise ValueError(
+                    f"parameters[{index}] (shape {tuple(parameter.shape)}) is not a parameter of this "
+                    f"{type(optimizer).__name__}, so its gradient cannot be unscaled here. Pass parameters of the "
+                    "optimizer, or leave parameters= out to clip all of them."
+                )
+
+
+def clip_(optimizer: Any, gradients: Gradients, divisor: Divisor, clipping: Clipping) -> Clipped:
+    """Divide all gradients in place by the scale, and clip those that are asked for."""
+    chosen, others = clipping.split(optimizer, gradients)
+    if gradients.divided or not _norms.is_additive(clipping.order):
+        verdict = divisor.divide_(gradients.fresh) + divisor.judge(gradients.divided)
+        return _clip_true(chosen, clipping, _division.read(verdict))
+    parts, verdict = _norms.power(chosen, clipping.order), divisor.divide_(others)
+    overflow, total = _read(parts, verdict, clipping.order)
+    norm = _norms.root(total, clipping.order) / divisor.scale
+    # No magnitude exceeds the norm, so one comparison clears every quotient. Powers that overflowed, or that are
+    # so small that some underflowed, say nothing about it.
+    if overflow or not (norm <= _LIMIT and _UNDERFLOW < total < math.inf):
+        return _clip_true(chosen, clipping, _division.read(divisor.divide_(chosen)) or overflow)
+    _multiply_(chosen, divisor, clipping.coefficient(norm))
+    return Clipped(_tensor(norm, chosen), overflow=False)
+
+
+def _read(parts: list[Tensor], verdict: list[Tensor], order: float) -> tuple[bool, float]:
+    """Return whether the verdict overflowed, and the total power of the parts, in one host read."""
+    read = _division.numbers(parts + verdict)
+    powers = read[: len(parts)]
+    total = sum(powers) if order < math.inf or any(map(math.isnan, powers)) else max(powers, default=0.0)
+    return any(number > 0 for number in read[len(parts) :]), total
+
+
+def _clip_true(chosen: list[Tensor], clipping: Clipping, overflow: bool) -> Clipped:
+    """Clip gradients that hold their true values already; after an overflow only tell their norm."""
+    norm = torch.nn.utils.get_total_norm(chosen, clipping.order)
+    finite = math.isfinite(value := norm.item())
+    if overflow:
+        return Clipped(norm if not finite else torch.full_like(norm, math.inf), overflow=True)
+    if not finite:
+        value = _norms.robust(chosen, clipping.order)
+        norm = _tensor(value, chosen)
+    _scale_down_(chosen, clipping.coefficient(value))
+    return Clipped(norm, overflow=False)
+
+
+def _multiply_(tensors: list[Tensor], divisor: Divisor, coefficient: float) -> None:
+    """Multiply by coefficient / scale, in one pass wherever float32 holds that factor."""
+    factor = coefficient / divisor.scale
+    if coefficient == 1.0 or factor < _TINY:
+        divisor.divide_(tensors, judged=False)
+        _scale_down_(tensors, coefficient)
+    else:
+        _scale_down_(tensors, factor)
+
+
+def _scale_down_(tensors: list[Tensor], factor: float) -> None:
+    if factor == 1.0:
+        return
+    for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
+        number = torch.full((), factor, dtype=DIVIDES_IN[dtype], device=device)
+        if dtype is not torch.float64 and _torch.has_check_and_multiply(device.type, dtype):
+            # As a multiplication alone: it is the fastest batched one, and its verdict is known.
+            _torch.check_and_multiply_(bucket, torch.zeros((), device=device), number)
+        elif number.dtype is dtype:
+            _torch.multiply_(bucket, number)
+        else:
+            for group in _division.pieces(bucket):
+                _torch.copy_(group, [piece.to(number.dtype) * number for piece in group])
+
+
+def _tensor(norm: float, tensors: list[Tensor]) -> Tensor:
+    """Return the norm as PyTorch does: on the first tensor's device, in the widest dtype."""
+    if not tensors:
+        return torch.tensor(norm)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return torch.full((), norm, dtype=dtype, device=tensors[0].device)
+
+
+def _bound(max_norm: Any) -> float:
+    value = float(max_norm)
+    if not value >= 0:
+        raise ValueError(f"max_norm must be at least 0, got {max_norm!r}")
+    return value
+
+
+def _order(norm_type: Any) -> float:
+    value = float(norm_type)
+    if math.isnan(value):
+        raise ValueError(f"norm_type must be a number or inf, got {norm_type!r}")
+    return value

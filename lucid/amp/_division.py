@@ -1,0 +1,185 @@
+"""Division by the scale, and the verdict whether every quotient is finite.
+
+Knows strided tensors, their dtypes and their devices. Refuses to know optimizers: which tensors are
+gradients, and whether they may be divided, was settled before.
+
+A verdict is a list of float32 zero-dimensional tensors, one a device, above zero where a quotient overflowed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lucid.amp import _torch
+
+DIVIDES_IN: dict[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+"""The dtype of a gradient → the dtype in which it is divided; the quotient is then rounded back once."""
+
+PIECE = 2**23
+"""Elements of the workspace, which is float32: 32 MiB."""
+
+
+class Factors:
+    """Zero-dimensional tensors that hold one number on every device that asked, refreshed in place."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+        self._tensors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def on(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the factor there; the same tensor at every call, so that a captured graph follows it."""
+        factor = self._tensors.get((device, dtype))
+        if factor is None:
+            factor = torch.full((), self._value, dtype=dtype, device=device)
+            self._tensors[device, dtype] = factor
+        return factor
+
+    def has(self, device: torch.device) -> bool:
+        """Whether the float32 factor was made there already."""
+        return (device, torch.float32) in self._tensors
+
+    def set(self, value: float) -> None:
+        """Put another number into every tensor that exists."""
+        self._value = value
+        for factor in self._tensors.values():
+            factor.fill_(value)
+
+
+class _Verdict:
+    """One flag a device, zero until a quotient there is not finite."""
+
+    def __init__(self) -> None:
+        self._flags: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._flags:
+            self._flags[device] = torch.zeros((), device=device)
+        return self._flags[device]
+
+    def parts(self) -> list[Tensor]:
+        return list(self._flags.values())
+
+
+class Divisor:
+    """A scale as what gradients are divided by."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.tensors = Factors(scale)
+        self._reciprocals = Factors(1.0 / scale)
+        self._ones = Factors(1.0)
+
+    def set(self, scale: float) -> None:
+        """Divide by another scale from now on."""
+        if scale != self.scale:
+            self.scale = scale
+            self.tensors.set(scale)
+            self._reciprocals.set(1.0 / scale)
+
+    def multiplies_exactly(self) -> bool:
+        """Whether a product with the reciprocal is the quotient, and finite exactly where the gradient is."""
+        return 1.0 <= self.scale <= 2.0**126 and math.frexp(self.scale)[0] == 0.5
+
+    def divide_(self, tensors: list[Tensor], judged: bool = True) -> list[Tensor]:
+        """Divide in place and return the verdict on the quotients; nothing is read by the host.
+
+        Args:
+            tensors: of any devices and of the dtypes of ``DIVIDES_IN``; no memory twice.
+            judged: False where the verdict is known, so that the quotients need not be looked at.
+        """
+        verdict = _Verdict()
+        for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
+            overflow = verdict.on(device)
+            if self.multiplies_exactly() and _torch.has_check_and_multiply(device.type, dtype):
+                _torch.check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
+            elif DIVIDES_IN[dtype] is dtype:
+                _torch.divide_(bucket, self.tensors.on(device, dtype))
+                if judged:
+                    self._check(bucket, overflow)
+            else:
+                self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow)
+        return verdict.parts()
+
+    def judge(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the verdict on tensors that hold their true values already."""
+        verdict = _Verdict()
+        for device, _, bucket in _torch.by_device_and_dtype(tensors):
+            self._check(bucket, verdict.on(device))
+        return verdict.parts()
+
+    def judge_quotients(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
+        verdict = _Verdict()
+        for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
+            divisor = self.tensors.on(device, DIVIDES_IN[dtype])
+            for group in pieces(bucket):
+                self._check([piece.to(divisor.dtype) / divisor for piece in group], verdict.on(device))
+        return verdict.parts()
+
+    def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor) -> None:
+        divisor = self.tensors.on(bucket[0].device, dtype)
+        for group in pieces(bucket):
+            quotients = [piece.to(dtype) for piece in group]
+            _torch.divide_(quotients, divisor)
+            self._check(quotients, overflow)
+            _torch.copy_(group, quotients)
+
+    def _check(self, bucket: list[Tensor], overflow: Tensor) -> None:
+        """Raise ``overflow`` above zero if an element of the bucket is not finite."""
+        device, dtype = bucket[0].device, bucket[0].dtype
+        if _torch.has_check_and_multiply(device.type, dtype):
+            _torch.check_and_multiply_(bucket, overflow, self._ones.on(device))
+        else:
+            largest = torch.stack(list(_torch.norms(bucket, math.inf)))
+            overflow.add_(largest.isfinite().logical_not().any())
+
+
+def read(verdict: list[Tensor]) -> bool:
+    """Whether any tensor of a verdict is above zero: one host read, none for an empty verdict."""
+    return any(number > 0 for number in numbers(verdict))
+
+
+def numbers(tensors: list[Tensor]) -> list[float]:
+    """Return the values of zero-dimensional tensors of any devices and dtypes in one host read."""
+    if len(tensors) < 2:
+        return [float(tensor.item()) for tensor in tensors]
+    device = next((tensor.device for tensor in tensors if not tensor.is_cpu), tensors[0].device)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    values: list[float] = torch.stack([tensor.to(device, dtype) for tensor in tensors]).tolist()
+    return values
+
+
+def pieces(bucket: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield views that make up the bucket, in lists of at most ``PIECE`` elements together."""
+    group: list[Tensor] = []
+    room = PIECE
+    for piece in itertools.chain.from_iterable(map(_slices, bucket)):
+        if group and piece.numel() > room:
+            yield group
+            group, room = [], PIECE
+        group.append(piece)
+        room -= piece.numel()
+    if group:
+        yield group
+
+
+def _slices(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield views of at most ``PIECE`` elements that make up the tensor."""
+    if tensor.numel() <= PIECE:
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from (tensor.view(-1)[begin : begin + PIECE] for begin in range(0, tensor.numel(), PIECE))
+    else:
+        longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
+        for half in tensor.tensor_split(2, dim=longest):
+            yield from _slices(half)

@@ -1,0 +1,82 @@
+"""The division inside a fused optimizer's own kernel: the gradients are read once before it, and not written.
+
+Knows which optimizers divide by a ``grad_scale`` themselves, and when nobody can see a difference. Refuses to
+know whether a step lands: it is used for one that does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lucid.amp import _torch
+from lucid.amp._division import Divisor
+from lucid.amp._gradients import Gradients
+from lucid.amp._reading import Reading
+
+_EXACT = {torch.float32, torch.float64}
+"""In these dtypes the gradient that is left behind is the quotient that the kernel uses."""
+
+
+def divides(optimizer: Any, gradients: Gradients) -> bool:
+    """Whether the optimizer's own kernel divides each of these gradients, once, exactly and unseen."""
+    return (
+        _torch.step_takes_factor(optimizer)
+        and _torch.step_is_stock(optimizer)
+        and not _torch.has_step_pre_hooks(optimizer)
+        and not hasattr(optimizer, "grad_scale")
+        and all(group.get("fused") for group in optimizer.param_groups)
+        and len(gradients.fresh) == len(gradients.pairs)
+        and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
+        and all(_proved(type(optimizer), *kind) for kind in _kinds(gradients))
+    )
+
+
+def read(optimizer: Any) -> Reading:
+    """Read the gradients of a fused optimizer, one group of the reading for each of its own groups."""
+    groups = [[p.grad for p in group["params"] if p.grad is not None] for group in optimizer.param_groups]
+    return Reading([group for group in groups if group])
+
+
+@contextmanager
+def dividing(optimizer: Any, reading: Reading | None, divisor: Divisor) -> Iterator[None]:
+    """Let the optimizer's step divide the gradients of a reading; without one, change nothing.
+
+    If the step raises, those that it left scaled are divided here, so that they hold their true values.
+    """
+    if reading is None or not reading.sums:
+        yield
+        return
+    optimizer.grad_scale = divisor.tensors.on(reading.device)
+    try:
+        yield
+    except BaseException:
+        divisor.divide_(reading.undivided(divisor))
+        raise
+    finally:
+        del optimizer.grad_scale
+
+
+def _kinds(gradients: Gradients) -> set[tuple[str, torch.dtype]]:
+    return {(tensor.device.type, tensor.dtype) for tensor in gradients.fresh}
+
+
+@functools.cache
+def _proved(optimizer: Callable[..., Any], device_type: str, dtype: torch.dtype) -> bool:
+    """Whether that kernel leaves the correctly rounded quotient behind; tried once, on one gradient."""
+    if dtype not in _EXACT:
+        return False
+    values = torch.tensor([1.0, 5.0, -7.0, 1e-3, 3e5], dtype=dtype)
+    parameter = torch.nn.Parameter(torch.zeros(5, dtype=dtype, device=device_type))
+    parameter.grad = values.to(device_type)
+    trial = optimizer([parameter], lr=1e-3, fused=True)
+    trial.grad_scale = torch.full((), 3.0, device=device_type)
+    try:
+        trial.step()
+    except RuntimeError:
+        return False
+    return torch.equal(parameter.grad.cpu(), values / 3.0)

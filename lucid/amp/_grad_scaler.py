@@ -1,0 +1,484 @@
+"""GradScaler: an iteration of scaled training, told with the files beside it.
+
+Knows the order of things: scale, backward, unscale, step or skip, update. Refuses to know how a scale moves
+(``_schedule``), what an optimizer may do next (``_stages``), where gradients are (``_gradients``), how they are
+divided (``_division``), and how ranks agree (``_consensus``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from lucid.amp import _causes, _clip, _division, _fused, _gradients, _outputs, _schedule
+from lucid.amp._alarm import Alarm
+from lucid.amp._consensus import Consensus
+from lucid.amp._division import Divisor
+from lucid.amp._gradients import Gradients
+from lucid.amp._memory import Seen
+from lucid.amp._reading import Reading
+from lucid.amp._schedule import ScaleUpdate, Schedule, Standing
+from lucid.amp._stages import Answers, Stage, Stages, Turn
+
+Hook = Callable[..., None]
+
+
+class GradScaler:
+    r"""Dynamic loss scaling for float16 training.
+
+    Float16 holds nothing below 2⁻²⁴, so small gradients become zero. The scaler multiplies the loss by a
+    scale *s*, and with it every gradient, and divides the gradients again before the optimizer steps::
+
+        scale(loss):        return loss · s
+        unscale_(optimizer): every gradient ← gradient / s, in float32; did a quotient overflow?
+        step(optimizer):    unscale_ unless done; optimizer.step() unless one overflowed
+        update():           s ← s · backoff_factor   if any optimizer overflowed,
+                            s ← s · growth_factor    after growth_interval updates in a row without,
+                            and every optimizer is ready again
+
+    This is dynamic loss scaling as in Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2.
+
+    Args:
+        init_scale: the first scale; finite, > 0 and in [2⁻¹²⁶, 2¹²⁷]. Rounded once to float32, as every scale.
+        growth_factor: finite and > 1.
+        backoff_factor: in (0, 1).
+        growth_interval: overflow-free updates in a row until the scale grows; at least 1.
+        enabled: False makes a pass-through: ``scale`` returns its input, ``step`` calls the optimizer, ``update``
+            does nothing.
+        process_group: who decides together where DTensors do not tell: a ``ProcessGroup``, a ``DeviceMesh``,
+            several of them, or ``{optimizer: group}``.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from lucid.amp import GradScaler
+        >>> weight = torch.nn.Parameter(torch.ones(()))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.5)
+        >>> scaler = GradScaler(init_scale=1024.0)
+        >>> scaler.scale(weight * 1e-7).backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> scaler.last_update.overflow
+        False
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        process_group: Any = None,
+    ) -> None:
+        if isinstance(init_scale, str | torch.device):
+            raise TypeError(
+                f"init_scale must be a real number, got {init_scale!r}. GradScaler takes no device, unlike "
+                "torch.amp.GradScaler: drop that argument; the gradients' own devices are used."
+            )
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled must be True or False, got {enabled!r} of type {type(enabled).__name__}")
+        self._enabled = enabled
+        self._schedule = Schedule(growth_factor, backoff_factor, growth_interval)
+        self._begin(Standing(_schedule.scale("init_scale", init_scale), 0), Consensus(process_group))
+
+    def _begin(self, standing: Standing, consensus: Consensus) -> None:
+        """Set up what is not carried over by a checkpoint or a copy."""
+        self._standing = standing
+        self._divisor = Divisor(standing.scale)
+        self._consensus = consensus
+        self._stages = Stages()
+        self._answers = Answers()
+        self._divided = Seen()
+        self._updates = 0
+        self._last_update: ScaleUpdate | None = None
+        self._alarm = Alarm()
+        self._causes: list[_causes.Counts] = []
+        self._update_hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._scale_observers: OrderedDict[int, Hook] = OrderedDict()
+        self._skip_observers: OrderedDict[int, Hook] = OrderedDict()
+
+    # One iteration.
+
+    def scale(self, outputs: Any) -> Any:
+        """Multiply outputs by the current scale.
+
+        Args:
+            outputs: a floating-point or complex tensor of any shape, or any nesting of lists, tuples,
+                namedtuples and mappings of them. A ``None`` stays; a generator becomes a list.
+
+        Returns:
+            The same structure. float16 comes back as float32, every other dtype as it was; bfloat16 is multiplied
+            in float32 and rounded once. Backward through it before ``update``.
+
+        Raises:
+            TypeError: ``outputs`` holds anything else.
+            RuntimeError: a device's first use lies inside a CUDA graph capture.
+        """
+        if not self._enabled:
+            return outputs
+        scaled = _outputs.mapped(outputs, self._multiplied)
+        for observer in list(self._scale_observers.values()):
+            observer(self, outputs)
+        return scaled
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the optimizer's gradients by the current scale, in place.
+
+        Call it between ``backward`` and ``step`` where the true gradients are needed. Every gradient keeps its
+        dtype: float32 and float64 hold the correctly rounded quotient, bfloat16 the float32 quotient rounded once.
+        Entries that are not finite stay so; the overflow is noted, and the step will be skipped. No gradient is
+        divided twice in an iteration, whoever holds it.
+
+        Args:
+            optimizer: a ``torch.optim.Optimizer``, or any object with ``param_groups`` and ``step``.
+
+        Raises:
+            RuntimeError: ``unscale_`` or ``step`` already ran for it since the last ``update``; or a gradient is an
+                inference tensor.
+            ValueError: a gradient is float16, or overlaps another in part.
+            NotImplementedError: a gradient is complex.
+            TypeError: a gradient has any other dtype or layout that cannot be divided.
+
+        After an error nothing has changed, neither a gradient nor the optimizer's stage.
+        """
+        if not self._enabled:
+            return
+        turn = self._stages.of(optimizer)
+        turn.may_unscale()
+        self._unscale(optimizer, turn)
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        optimizer: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+        *,
+        parameters: Tensor | Iterable[Tensor] | None = None,
+    ) -> Tensor:
+        r"""Unscale the optimizer's gradients and clip their total norm, in one multiplication for each.
+
+        What ``unscale_`` followed by ``torch.nn.utils.clip_grad_norm_`` gives, within rounding, with half the
+        memory traffic. For everything else it is ``unscale_``: the same errors, the same stage after it.
+
+        Args:
+            optimizer: whose gradients are unscaled and clipped.
+            max_norm: the largest total norm, ≥ 0, in the units of the true gradients.
+            norm_type: the order p of the norm; ``inf`` for the largest magnitude.
+            error_if_nonfinite: raise after an overflow instead of leaving it to ``step`` to skip.
+            foreach: as in PyTorch; used where the scaler is disabled, else without effect.
+            parameters: restricts what the norm is taken of and what is clipped. The optimizer's other gradients
+                are unscaled all the same.
+
+        Returns:
+            The true total norm before clipping, zero-dimensional; inf or NaN after an overflow, when nothing is
+            clipped and the step will be skipped.
+
+        Raises:
+            RuntimeError: as ``unscale_``, and after an overflow with ``error_if_nonfinite=True``.
+            ValueError: as ``unscale_``; a bad ``max_norm`` or ``norm_type``; a parameter of another optimizer.
+            NotImplementedError, TypeError: as ``unscale_``.
+        """
+        clipping = _clip.Clipping(max_norm, norm_type, parameters)
+        if not self._enabled:
+            chosen = clipping.parameters or _parameters(optimizer)
+            return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
+        turn = self._stages.of(optimizer)
+        turn.may_unscale()
+        gradients = Gradients(optimizer, self._divided)
+        clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
+        self._mark_unscaled(turn, gradients, clipped.overflow)
+        if clipped.overflow and error_if_nonfinite:
+            raise RuntimeError(
+                f"the total norm of order {clipping.order} is {clipped.norm.item()}: the gradients overflowed. They "
+                "are unscaled and not clipped. Call step(), which will be skipped, or update() to give the iteration "
+                "up; error_if_nonfinite=False leaves it to step()."
+            )
+        return clipped.norm
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Unscale the gradients if needed, then step unless they overflowed.
+
+        ``optimizer.step`` is looked up now and is called only when the step lands: on a skip none of its hooks fires
+        and none of its state moves. Afterwards the gradients hold their true values either way.
+
+        Args:
+            optimizer: the optimizer to step.
+            *args: forwarded to ``optimizer.step``.
+            **kwargs: forwarded to ``optimizer.step``.
+
+        Returns:
+            What ``optimizer.step`` returned, or None when the step was skipped.
+
+        Raises:
+            RuntimeError: ``step`` already ran for it since the last ``update``, or a closure was given: it would run
+                ``backward`` again, and nobody would unscale those gradients.
+            ValueError, NotImplementedError, TypeError: as ``unscale_``, if the gradients still need unscaling.
+        """
+        if not self._enabled:
+            result = optimizer.step(*args, **kwargs)
+            self._answers.remember(optimizer, skipped=False)
+            return result
+        _refuse_closure(args, kwargs)
+        turn = self._stages.of(optimizer)
+        turn.may_step()
+        reading = self._unscale(optimizer, turn, in_kernel=True) if turn.stage is Stage.READY else None
+        if self._overflowed(turn):
+            self._skip(optimizer, turn)
+            return None
+        with _fused.dividing(optimizer, reading, self._divisor):
+            result = optimizer.step(*args, **kwargs)
+        self._finish(optimizer, turn, skipped=False)
+        return result
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Move the scale and start the next iteration.
+
+        Backs off if any optimizer's gradients overflowed since the last update, else counts towards growth. Either way
+        every optimizer is ready again, so this is also how an iteration is given up. Hooks run last.
+
+        Args:
+            new_scale: set the scale to this instead, and restart the count; a number or a one-element tensor.
+
+        Raises:
+            TypeError, ValueError: ``new_scale`` is no number, not finite, not > 0 or outside [2⁻¹²⁶, 2¹²⁷].
+        """
+        if not self._enabled:
+            return
+        given = None if new_scale is None else Standing(_schedule.scale("new_scale", _number(new_scale)), 0)
+        # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
+        overflow = self._consensus.agree_on_update(any([self._overflowed(turn) for turn in self._stages]))
+        after = given or self._schedule.next(self._standing, overflow)
+        skipped = tuple(turn.skipped for turn in self._stages)
+        update = ScaleUpdate(self._updates, self._standing.scale, after.scale, overflow, skipped)
+        self._stages.clear()
+        self._divided.clear()
+        self._stand(after)
+        self._updates += 1
+        self._last_update = update
+        for message in self._alarm.messages(update, self._names_not_finite):
+            warnings.warn(message, stacklevel=2)
+        for hook in list(self._update_hooks.values()):
+            hook(self, update)
+
+    # The parts of an iteration.
+
+    def _multiplied(self, output: Tensor) -> Tensor:
+        factors = self._divisor.tensors
+        if output.is_cuda and not factors.has(output.device) and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"scale() was used for the first time on {output.device} inside a CUDA graph capture. Call scale() "
+                "once on that device before the capture, so that the graph follows the scale."
+            )
+        return _outputs.multiplied(output, factors.on(output.device))
+
+    @torch.no_grad()
+    def _unscale(self, optimizer: Any, turn: Turn, in_kernel: bool = False) -> Reading | None:
+        """Divide the gradients, or return the reading that lets the optimizer's own kernel do it."""
+        groups = self._consensus.groups(optimizer)
+        gradients = self._collect(optimizer, groups)
+        in_kernel = in_kernel and _fused.divides(optimizer, gradients)
+        if not groups and not in_kernel:
+            verdict = self._divisor.divide_(gradients.fresh) + self._divisor.judge(gradients.divided)
+            self._mark_unscaled(turn, gradients, verdict)
+            return None
+        # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
+        reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+        overflow = reading.overflows(self._divisor) or _division.read(self._divisor.judge(gradients.divided))
+        overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._standing.scale)
+        if overflow or not in_kernel:
+            self._divisor.divide_(gradients.fresh, judged=False)
+        self._mark_unscaled(turn, gradients, overflow)
+        return reading if in_kernel and not overflow else None
+
+    def _collect(self, optimizer: Any, groups: Any) -> Gradients:
+        try:
+            return Gradients(optimizer, self._divided)
+        except Exception as refusal:
+            if groups:
+                self._consensus.agree(optimizer, groups, False, refusal, scale=self._standing.scale)
+            raise
+
+    def _mark_unscaled(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor]) -> None:
+        gradients.commit(self._divided)
+        turn.overflow = overflow
+        turn.stage = Stage.UNSCALED
+
+    def _overflowed(self, turn: Turn) -> bool:
+        """Whether the turn's optimizer overflowed: read once by the host, and kept."""
+        if not isinstance(turn.overflow, bool):
+            turn.overflow = _division.read(turn.overflow)
+        return turn.overflow
+
+    def _skip(self, optimizer: Any, turn: Turn) -> None:
+        gradients = _gradients.named(optimizer)
+        if not any(other.skipped for other in self._stages):
+            self._causes = []
+        self._causes.append(_causes.count(gradients))
+        self._finish(optimizer, turn, skipped=True)
+        for observer in list(self._skip_observers.values()):
+            observer(self, optimizer, gradients)
+
+    def _finish(self, optimizer: Any, turn: Turn, skipped: bool) -> None:
+        turn.stage, turn.skipped = Stage.STEPPED, skipped
+        self._answers.remember(optimizer, skipped)
+
+    def _stand(self, standing: Standing) -> None:
+        self._standing = standing
+        self._divisor.set(standing.scale)
+
+    def _names_not_finite(self) -> list[str]:
+        return [cause.name for counts in self._causes for cause in counts.read()]
+
+    # What happened.
+
+    @property
+    def last_update(self) -> ScaleUpdate | None:
+        """What the last ``update()`` did; None before the first one, and while disabled."""
+        return self._last_update
+
+    def step_was_skipped(self, optimizer: Any) -> bool:
+        """Whether that optimizer's last ``step`` through this scaler was skipped.
+
+        Answerable until its next ``step``, also after ``update``; a ``step`` that raised changes nothing. So a
+        scheduler is gated by ``if not scaler.step_was_skipped(optimizer): scheduler.step()``.
+
+        Raises:
+            RuntimeError: it was never stepped here.
+        """
+        return self._answers.skipped(optimizer)
+
+    def register_update_hook(self, hook: Callable[[GradScaler, ScaleUpdate], None]) -> RemovableHandle:
+        """Call ``hook(scaler, update)`` at the end of each ``update()``, the new scale being in force.
+
+        Returns:
+            A handle; its ``remove()`` takes the hook away.
+        """
+        return _registered(self._update_hooks, hook)
+
+    def _observe_scale(self, observer: Hook) -> RemovableHandle:
+        """Call ``observer(scaler, outputs)`` at each ``scale(outputs)``."""
+        return _registered(self._scale_observers, observer)
+
+    def _observe_skip(self, observer: Hook) -> RemovableHandle:
+        """Call ``observer(scaler, optimizer, gradients)`` at each skip, before anything can clear them."""
+        return _registered(self._skip_observers, observer)
+
+    # Settings and checkpoints.
+
+    def get_scale(self) -> float:
+        """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""
+        return self._standing.scale if self._enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Return whether the scaler scales."""
+        return self._enabled
+
+    def get_growth_factor(self) -> float:
+        """Return what the scale is multiplied by when it grows."""
+        return self._schedule.growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Set what the scale is multiplied by when it grows: finite and > 1."""
+        self._schedule = replace(self._schedule, growth_factor=new_factor)
+
+    def get_backoff_factor(self) -> float:
+        """Return what the scale is multiplied by after an overflow."""
+        return self._schedule.backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Set what the scale is multiplied by after an overflow: in (0, 1)."""
+        self._schedule = replace(self._schedule, backoff_factor=new_factor)
+
+    def get_growth_interval(self) -> int:
+        """Return how many overflow-free updates in a row make the scale grow."""
+        return self._schedule.growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set how many overflow-free updates in a row make the scale grow: at least 1."""
+        self._schedule = replace(self._schedule, growth_interval=new_interval)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, its settings and its count as plain numbers, under PyTorch's five keys."""
+        return self._schedule.state_dict(self._standing)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, of this scaler or PyTorch's; all of it or, on an error, nothing.
+
+        Args:
+            state_dict: ``scale``, ``growth_factor``, ``backoff_factor``, ``growth_interval`` and
+                ``_growth_tracker`` (or ``growth_tracker``). An empty one, which PyTorch's disabled scaler saves,
+                is ignored while disabled.
+
+        Raises:
+            TypeError, ValueError: a value that the constructor would refuse; a missing or unknown key.
+            RuntimeError: an empty dict while enabled; or the ranks of the process group load different values.
+        """
+        if not state_dict and not self._enabled:
+            return
+        schedule, standing = _schedule.loaded(state_dict)
+        self._consensus.agree_on_load(schedule.state_dict(standing))
+        self._schedule = schedule
+        self._stand(standing)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickling and copying keep: settings, scale and count."""
+        if self._stages.in_progress():
+            raise RuntimeError(
+                "a GradScaler cannot be pickled or copied in the middle of an iteration. Call update() first."
+            )
+        return {"enabled": self._enabled, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take up settings, scale and count; hooks, process groups and answers start empty."""
+        self._enabled = state["enabled"]
+        self._schedule, standing = _schedule.loaded(state["state"])
+        self._begin(standing, Consensus())
+
+    def __repr__(self) -> str:
+        """Return scale, count and settings in one line."""
+        state = ", ".join(f"{key.lstrip('_')}={value}" for key, value in self.state_dict().items())
+        return f"{type(self).__name__}({state}, enabled={self._enabled})"
+
+
+def _refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a closure in either place; None is no closure, trainers pass it."""
+    if kwargs.get("closure") is not None or (args and callable(args[0])):
+        raise RuntimeError(
+            "step() takes no closure while the scaler is enabled: it would run backward() again, and those gradients "
+            "would never be unscaled. Run the closure's forward and backward before step(), without passing it. "
+            "Nothing was changed."
+        )
+
+
+def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _number(new_scale: object) -> object:
+    """Return the number that a one-element tensor holds, and anything else as it is."""
+    if not isinstance(new_scale, Tensor):
+        return new_scale
+    if new_scale.numel() != 1:
+        raise ValueError(f"new_scale must be one number, got a tensor of shape {tuple(new_scale.shape)}")
+    return new_scale.item()

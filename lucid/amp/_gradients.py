@@ -1,0 +1,206 @@
+"""The gradients of an optimizer: found, refused by name, or handed over to be divided.
+
+Knows optimizers as ``param_groups`` and gradients of every layout. Refuses to know stages, schedules and other
+ranks, and does no arithmetic: ``_division`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lucid.amp import _memory
+from lucid.amp._division import DIVIDES_IN
+
+_NO_FLOAT16 = (
+    ValueError,
+    "Loss scaling needs float32 parameters. Keep the parameter in float32 (.float()) and let "
+    "lucid.amp.autocast choose the half-precision operators",
+)
+_NO_COMPLEX = (
+    NotImplementedError,
+    "Complex gradients are not unscaled. Keep the parameter as a real tensor (torch.view_as_real), or step it "
+    "with an optimizer of its own, without the scaler",
+)
+_NO_OTHER = (TypeError, "Only bfloat16, float32 and float64 gradients are unscaled. Convert the parameter")
+_REFUSED: dict[torch.dtype, tuple[type[Exception], str]] = {
+    torch.float16: _NO_FLOAT16,
+    torch.complex32: _NO_COMPLEX,
+    torch.complex64: _NO_COMPLEX,
+    torch.complex128: _NO_COMPLEX,
+}
+_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, torch.jagged}
+
+
+class Gradient(NamedTuple):
+    """One gradient of an optimizer.
+
+    Attributes:
+        name: the parameter's name where the optimizer was built from ``named_parameters()``, otherwise such as
+            ``group 0, parameter 3``.
+        parameter: the optimizer's parameter.
+        tensor: the values, strided and on one device: a DTensor's local tensor, a sparse gradient's values.
+    """
+
+    name: str
+    parameter: Tensor
+    tensor: Tensor
+
+
+class Gradients:
+    """An optimizer's gradients, sorted into those to divide and those divided before.
+
+    Attributes:
+        fresh: the tensors to divide, each memory once.
+        divided: the tensors that hold their true values already and are only judged.
+        pairs: each parameter that has a gradient, with the gradient's values, in the optimizer's order.
+    """
+
+    __slots__ = ("_coalesced", "_regions", "_wholes", "divided", "fresh", "pairs")
+
+    def __init__(self, optimizer: Any, seen: _memory.Seen) -> None:
+        """Find, check and sort; nothing is changed.
+
+        Args:
+            optimizer: anything with ``param_groups``.
+            seen: the gradients that this iteration divided already.
+
+        Raises:
+            ValueError: a gradient is float16, or overlaps itself or another one in part.
+            NotImplementedError: a gradient is complex.
+            TypeError: another dtype or a layout that cannot be divided.
+            RuntimeError: a gradient is an inference tensor.
+        """
+        self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
+        found = _found(optimizer)
+        self.pairs = [(parameter, self._values(optimizer, parameter, whole)) for parameter, whole in found]
+        self.fresh: list[Tensor] = []
+        self.divided: list[Tensor] = []
+        self._wholes: list[Tensor] = []
+        self._regions: list[_memory.Region] = []
+        self._sort(optimizer, found, seen)
+
+    def commit(self, seen: _memory.Seen) -> None:
+        """Note that ``fresh`` is divided now, and put coalesced gradients into their parameters."""
+        for parameter, _ in self.pairs:
+            if id(parameter.grad) in self._coalesced:
+                parameter.grad = self._coalesced[id(parameter.grad)][1]
+        seen.add(self._wholes, self._regions)
+
+    def _values(self, optimizer: Any, parameter: Tensor, whole: Tensor) -> Tensor:
+        """Return the strided values of one gradient, every stored element once."""
+        if whole.layout is torch.sparse_coo and not whole.is_coalesced():
+            # Entries of one index are summed first: their sum may overflow where they do not.
+            if id(whole) not in self._coalesced:
+                self._coalesced[id(whole)] = (whole, whole.coalesce())
+            whole = self._coalesced[id(whole)][1]
+        values = _strided(whole)
+        if values is None:
+            raise _refusal(optimizer, parameter, whole, _NO_OTHER)
+        return values
+
+    def _sort(self, optimizer: Any, found: list[tuple[Tensor, Tensor]], seen: _memory.Seen) -> None:
+        known = bool(seen)
+        places: set[_memory.Region] = set()
+        for (parameter, whole), (_, tensor) in zip(found, self.pairs, strict=True):
+            if tensor.numel() == 0:
+                continue
+            place = _memory.region(tensor)
+            if place.shape and _memory.overlaps_itself(place):
+                raise _overlap(optimizer, parameter, parameter)
+            if place in places:
+                continue
+            places.add(place)
+            if known and seen.has(whole, place):
+                self.divided.append(tensor)
+            else:
+                self.fresh.append(tensor)
+                self._wholes.append(self._coalesced.get(id(whole), (whole, whole))[1])
+                self._regions.append(place)
+        clash = _memory.first_overlap(places.union(seen.regions()) if known else places)
+        if clash is not None:
+            raise _overlap(optimizer, *self._owners(clash))
+
+    def _owners(self, clash: tuple[_memory.Region, _memory.Region]) -> list[Tensor | None]:
+        """Return the parameters whose gradients lie there; None for another optimizer's."""
+        owners = {_memory.region(tensor): parameter for parameter, tensor in self.pairs if tensor.numel()}
+        return [owners.get(place) for place in clash]
+
+
+def named(optimizer: Any) -> list[Gradient]:
+    """Return an optimizer's gradients by name, in its order, for those who look and do not divide."""
+    names = _names(optimizer)
+    return [
+        Gradient(names[id(parameter)], parameter, values)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and (values := _strided(parameter.grad)) is not None
+    ]
+
+
+def _strided(whole: Tensor) -> Tensor | None:
+    """Return the values of a gradient, every stored element once; None for a layout that has none."""
+    if type(whole) is Tensor and whole.layout is torch.strided:
+        return whole if whole.is_contiguous() else _memory.stored(whole)
+    if whole.layout is torch.sparse_coo:
+        return whole.coalesce().values()
+    if whole.layout in _COMPRESSED:
+        return whole.values()
+    if whole.layout is not torch.strided:
+        return None
+    return _memory.stored(whole.to_local() if hasattr(whole, "to_local") else whole)
+
+
+def _found(optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return (parameter, gradient) of an optimizer in its order; raise for the first that is refused."""
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.dtype not in DIVIDES_IN or gradient.is_inference():
+                raise _refusal(optimizer, parameter, gradient, _REFUSED.get(gradient.dtype, _NO_OTHER))
+            found.append((parameter, gradient))
+    return found
+
+
+def _names(optimizer: Any) -> dict[int, str]:
+    """Return the name of each parameter by the parameter's id."""
+    names: dict[int, str] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names") or ()
+        for index, parameter in enumerate(group["params"]):
+            name = given[index] if index < len(given) else f"group {number}, parameter {index}"
+            names.setdefault(id(parameter), name)
+    return names
+
+
+def _described(optimizer: Any, parameter: Tensor | None) -> str:
+    if parameter is None or parameter.grad is None:
+        return "a gradient of another optimizer"
+    gradient = parameter.grad
+    name = _names(optimizer)[id(parameter)]
+    return f"the gradient of {name!r} (shape {tuple(gradient.shape)}, {gradient.dtype}, {gradient.layout})"
+
+
+def _refusal(optimizer: Any, parameter: Tensor, gradient: Tensor, reason: tuple[type[Exception], str]) -> Exception:
+    what = _described(optimizer, parameter)
+    if gradient.dtype in DIVIDES_IN and gradient.is_inference():
+        return RuntimeError(
+            f"cannot unscale {what} of this {type(optimizer).__name__}: it is an inference tensor, which cannot be "
+            "changed. Run backward() outside torch.inference_mode(), or set a .clone() of it. Nothing was changed."
+        )
+    kind, next_move = reason
+    return kind(f"cannot unscale {what} of this {type(optimizer).__name__}. {next_move}. Nothing was changed.")
+
+
+def _overlap(optimizer: Any, *owners: Tensor | None) -> ValueError:
+    first, second = (_described(optimizer, parameter) for parameter in owners)
+    what = f"{first} overlaps itself" if first == second else f"{first} and {second} overlap in part"
+    return ValueError(
+        f"cannot unscale: {what} in memory, so that shared elements would be divided twice. Give the parameter a "
+        ".clone() of its gradient. Nothing was changed."
+    )

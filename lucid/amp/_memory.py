@@ -1,0 +1,173 @@
+"""Where tensors lie in memory, which of them are the same memory, and which overlap in part.
+
+Knows addresses, shapes and strides. Refuses to know values, gradients and optimizers. What it keeps about a
+tensor is numbers and a weak reference, so that it keeps no memory alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Region(NamedTuple):
+    """The bytes of one tensor; equal regions are the same memory.
+
+    ``shape`` and ``strides`` are empty where the tensor fills its span without gaps, whatever its shape.
+    """
+
+    begin: int
+    end: int
+    itemsize: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def elements(self, origin: int) -> Tensor:
+        """Return the first byte of each element, counted from ``origin``; int64, one-dimensional."""
+        if not self.shape:
+            return torch.arange(self.begin - origin, self.end - origin, self.itemsize)
+        starts = torch.full((1,), self.begin - origin)
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            starts = (starts[:, None] + torch.arange(size) * (stride * self.itemsize)).flatten()
+        return starts
+
+
+def region(tensor: Tensor) -> Region:
+    """Return where a strided tensor that holds at least one element lies."""
+    begin = _address(tensor)
+    if tensor.is_contiguous():
+        return Region(begin, begin + tensor.nbytes, 1)
+    dims = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    itemsize = tensor.element_size()
+    end = begin + itemsize * (1 + sum(stride * (size - 1) for stride, size in dims))
+    if end - begin == tensor.nbytes and _grows(dims):
+        return Region(begin, end, 1)
+    return Region(begin, end, itemsize, tuple(size for _, size in dims), tuple(stride for stride, _ in dims))
+
+
+def _address(tensor: Tensor) -> int:
+    if tensor.is_cpu or tensor.is_cuda:
+        return tensor.data_ptr()
+    # Elsewhere a pointer may be a handle: two storages are then apart, however near their handles are.
+    handle = tensor.untyped_storage().data_ptr()
+    return (handle << 64) + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Return a view without the repetitions of an expanded tensor: every stored element once."""
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride())
+
+
+def overlaps_itself(place: Region) -> bool:
+    """Whether two elements of one tensor share memory."""
+    if not place.shape or _grows(list(zip(place.strides, place.shape, strict=True))):
+        return False
+    starts = place.elements(place.begin)
+    return bool((torch.sort(starts).values.diff() == 0).any())
+
+
+def first_overlap(places: Iterable[Region]) -> tuple[Region, Region] | None:
+    """Return two regions that share bytes without being the same memory, or None."""
+    ends: dict[int, int] = {}
+    unique = set(places)
+    for place in unique:
+        ends[place.begin] = place.end
+    begins = sorted(ends)
+    if len(ends) == len(unique) and all(ends[a] <= b for a, b in itertools.pairwise(begins)):
+        return None
+    return _search(sorted(unique))
+
+
+def _search(places: Sequence[Region]) -> tuple[Region, Region] | None:
+    """Compare each region with those that began before it and reach into it."""
+    reaching: list[Region] = []
+    for place in places:
+        reaching = [other for other in reaching if other.end > place.begin]
+        for other in reaching:
+            if _share_bytes(other, place):
+                return other, place
+        reaching.append(place)
+    return None
+
+
+def _share_bytes(a: Region, b: Region) -> bool:
+    if not a.shape and not b.shape:
+        return True  # two spans without gaps, and they are known to meet
+    offset = min(a.begin, b.begin)
+    taken = torch.zeros(max(a.end, b.end) - offset, dtype=torch.bool)
+    for byte in range(a.itemsize):
+        taken[a.elements(offset) + byte] = True
+    return any(bool(taken[b.elements(offset) + byte].any()) for byte in range(b.itemsize))
+
+
+def _grows(dims: list[tuple[int, int]]) -> bool:
+    """Whether each (stride, size), from the smallest stride on, steps over all that lies below it."""
+    reach = 0
+    for stride, size in sorted(dims):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+class Seen:
+    """The tensors that were dealt with in this iteration, known until ``clear``.
+
+    A tensor is known as an object, or as living memory: an address alone is not enough, since the allocator
+    hands the same one out again.
+    """
+
+    def __init__(self) -> None:
+        self._refs: list[weakref.ref[Tensor]] = []
+        self._places: list[Region] = []
+        self._indexed = 0
+        self._by_id: dict[int, weakref.ref[Tensor]] = {}
+        self._by_region: dict[Region, weakref.ref[Tensor]] = {}
+
+    def add(self, tensors: Sequence[Tensor], places: Sequence[Region]) -> None:
+        """Remember tensors that hold elements, and where their values lie."""
+        self._refs.extend(map(weakref.ref, tensors))
+        self._places.extend(places)
+
+    def has(self, tensor: Tensor, place: Region) -> bool:
+        """Whether that tensor, or a living one of the same memory, was added."""
+        self._index()
+        # A living object has one plain weak reference, so that `is` compares the objects.
+        if self._by_id.get(id(tensor)) is weakref.ref(tensor):
+            return True
+        other = self._by_region.get(place)
+        return other is not None and other() is not None
+
+    def regions(self) -> list[Region]:
+        """Return where the living ones lie."""
+        self._index()
+        return [place for place, tensor in self._by_region.items() if tensor() is not None]
+
+    def __bool__(self) -> bool:
+        """Whether anything was added since ``clear``."""
+        return bool(self._refs)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._refs.clear()
+        self._places.clear()
+        self._indexed = 0
+        self._by_id.clear()
+        self._by_region.clear()
+
+    def _index(self) -> None:
+        # Only a second optimizer asks, so the dicts are made when it does.
+        for tensor, place in zip(self._refs[self._indexed :], self._places[self._indexed :], strict=True):
+            living = tensor()
+            if living is not None:
+                self._by_id[id(living)] = tensor
+                self._by_region[place] = tensor
+        self._indexed = len(self._refs)

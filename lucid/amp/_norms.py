@@ -1,0 +1,95 @@
+"""The norm of many tensors in one read of each.
+
+Knows strided tensors of any device and dtype. Refuses to know gradients and scales. A total is kept as its
+power, Σ|x|ᵖ, since powers of parts (and of ranks) add up; for p = ∞ it is the largest magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lucid.amp import _torch
+from lucid.amp._division import DIVIDES_IN, pieces
+
+_SMALL = 2**14
+"""Tensors of fewer elements are read together: a launch for each would cost more than the copy."""
+
+_BLOCK = 2**20
+"""Elements of one product: float32 adds this many squares with an error below 1e-5."""
+
+
+def is_additive(order: float) -> bool:
+    """Whether a norm of this order is made of powers that add up (or of a largest magnitude)."""
+    return order > 0
+
+
+def power(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
+    """Return Σ|x|ᵖ of the tensors (for p = ∞ the largest |x|), one zero-dimensional tensor a device and dtype.
+
+    In float64 for float64 tensors, else in float32; not finite wherever an element, or the power, is not.
+    """
+    results = []
+    for _, dtype, bucket in _torch.by_device_and_dtype(list(tensors)):
+        if order == 2.0 and DIVIDES_IN[dtype] is dtype:
+            results.append(_add(list(_squares(bucket))))
+        else:
+            results.append(_from_norms(bucket, order))
+    return results
+
+
+def root(total: float, order: float) -> float:
+    """Return the norm whose power is ``total``."""
+    if order == math.inf:
+        return total
+    return math.sqrt(total) if order == 2.0 else total ** (1.0 / order)
+
+
+def robust(tensors: Sequence[Tensor], order: float) -> float:
+    """Return the norm of finite tensors whose power overflows: that of tensors divided by the largest element.
+
+    ‖x‖ = m · ‖x / m‖ with m = max|x|. Reads twice and needs a bounded workspace.
+    """
+    largest = max(float(part) for part in power(tensors, math.inf))
+    total = 0.0
+    for _, dtype, bucket in _torch.by_device_and_dtype(list(tensors)):
+        for group in pieces(bucket):
+            shrunk = [piece.to(DIVIDES_IN[dtype]) / largest for piece in group]
+            total += sum(float(part) for part in power(shrunk, order))
+    return largest * root(total, order)
+
+
+def _squares(bucket: list[Tensor]) -> Iterator[Tensor]:
+    small = []
+    for tensor in bucket:
+        if not tensor.is_contiguous():
+            yield torch.linalg.vector_norm(tensor).square()
+        elif tensor.numel() < _SMALL:
+            small.append(tensor)
+        else:
+            yield from _dots(tensor.view(-1))
+    for group in pieces(small):
+        yield from _dots(_torch.joined(group))
+
+
+def _dots(vector: Tensor) -> Iterator[Tensor]:
+    for begin in range(0, vector.numel(), _BLOCK):
+        block = vector[begin : begin + _BLOCK]
+        yield torch.dot(block, block)
+
+
+def _from_norms(bucket: list[Tensor], order: float) -> Tensor:
+    dtype = DIVIDES_IN[bucket[0].dtype]
+    if dtype is bucket[0].dtype:
+        norms = list(_torch.norms(bucket, order))
+    else:
+        norms = [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in bucket]
+    stacked = torch.stack(norms)
+    return stacked.amax() if order == math.inf else stacked.pow(order).sum()
+
+
+def _add(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()

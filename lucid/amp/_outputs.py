@@ -1,0 +1,81 @@
+"""The outputs that a training step scales: a tensor, or any nesting of containers with tensors as leaves.
+
+Knows structures and dtypes. Refuses to know where the scale comes from: it is given one factor a device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MULTIPLIES_IN: dict[torch.dtype, tuple[torch.dtype, torch.dtype]] = {
+    torch.float16: (torch.float32, torch.float32),
+    torch.bfloat16: (torch.float32, torch.bfloat16),
+    torch.float32: (torch.float32, torch.float32),
+    torch.float64: (torch.float64, torch.float64),
+    torch.complex64: (torch.complex64, torch.complex64),
+    torch.complex128: (torch.complex128, torch.complex128),
+}
+"""The dtype of an output → the dtype of the product, and the dtype it is returned in.
+
+2**16 is infinite in float16, so a float16 output comes back as float32; bfloat16 would round the factor.
+"""
+
+Multiply = Callable[[Tensor], Tensor]
+
+
+def multiplied(output: Tensor, factor: Tensor) -> Tensor:
+    """Return ``output`` times a zero-dimensional float32 factor on its device, in the table's dtype."""
+    product, returned = _MULTIPLIES_IN[output.dtype]
+    return (output.to(product) * factor).to(returned)
+
+
+def mapped(outputs: Any, multiply: Multiply, path: str = "outputs") -> Any:
+    """Return the same structure with every tensor multiplied; ``None`` stays, a generator becomes a list.
+
+    Args:
+        outputs: a tensor, or any nesting of lists, tuples, namedtuples and mappings (their values).
+        multiply: what is done to a tensor.
+        path: how messages name ``outputs``.
+
+    Raises:
+        TypeError: a leaf is something else, or an integer or bool tensor.
+    """
+    if isinstance(outputs, Tensor):
+        if outputs.dtype not in _MULTIPLIES_IN:
+            raise TypeError(f"scale() takes floating-point tensors, but {path} is {outputs.dtype}. Scale the loss.")
+        return multiply(outputs)
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        return _mapping(outputs, multiply, path)
+    if isinstance(outputs, list | tuple | Iterator):
+        items = [mapped(item, multiply, f"{path}[{index}]") for index, item in enumerate(outputs)]
+        return _sequence(outputs, items)
+    raise TypeError(
+        f"scale() takes a tensor, or lists, tuples and dicts of tensors, but {path} is {outputs!r} of type "
+        f"{type(outputs).__name__}. Pass the loss as a tensor."
+    )
+
+
+def _sequence(outputs: Any, items: list[Any]) -> Any:
+    if isinstance(outputs, Iterator):
+        return items
+    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        return type(outputs)(*items)
+    return type(outputs)(items)
+
+
+def _mapping(outputs: Mapping[Any, Any], multiply: Multiply, path: str) -> Any:
+    items = {key: mapped(value, multiply, f"{path}[{key!r}]") for key, value in outputs.items()}
+    if not hasattr(outputs, "__setitem__"):
+        return type(outputs)(items)  # type: ignore[call-arg]
+    # A copy keeps what a plain call would lose: a default factory, a dataclass behind the mapping.
+    result: Any = copy.copy(outputs)
+    for key, value in items.items():
+        result[key] = value
+    return result
