@@ -1,12 +1,14 @@
 """Where the tests run and how long they look.
 
-Knows the devices of this machine (the ``device`` fixture, ``--device``) and how many random examples
-Hypothesis draws (``--long``). Knows nothing of what is tested.
+Knows the devices of this machine (the ``device`` fixture, ``--device``), how many random examples Hypothesis
+draws (``--long``), and how to do without PyTorch's private names (``--public-torch``). Knows nothing of what is
+tested.
 
 A Hypothesis test that wants more than the profile's examples multiplies them, so that ``--long`` reaches it
 too: ``@settings(max_examples=20 * settings.default.max_examples)`` is 2,000 in CI, 200,000 with ``--long``.
 """
 
+import hidden
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -24,9 +26,10 @@ settings.register_profile("long", max_examples=10_000, print_blob=True, **QUIET)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--device`` (may be repeated; by default every device that is present) and ``--long``."""
+    """Add ``--device`` (may be repeated; by default every device present), ``--long`` and ``--public-torch``."""
     parser.addoption("--device", action="append", choices=sorted(PRESENT), help="test on this device only")
     parser.addoption("--long", action="store_true", help="draw a hundred times as many random examples")
+    parser.addoption("--public-torch", action="store_true", help="hide PyTorch's private names from the package")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in config.getoption("--device") or ():
         if not PRESENT[name]():
             raise pytest.UsageError(f"--device {name}: this machine has none; leave the option out")
+    if config.getoption("--public-torch"):
+        hidden.hide()
     settings.load_profile("long" if config.getoption("--long") else "ci")
     # Said once a process on a machine without an accelerator, to whichever test comes first.
     # tests/test_metal.py asserts it with pytest.warns.
