@@ -6,6 +6,7 @@ one of them.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch as _torch
@@ -33,16 +34,22 @@ def _look_up(name: str) -> Any:
 
 
 def _public_names() -> list[str]:
-    torchs = {name for name in dir(_torch) if not name.startswith("_")}
-    return sorted(torchs.union(_ROOMS, _OWN))
+    """Torch's public names and our own, but not ``os``, ``sys`` and others that torch happens to import."""
+    found = ((name, getattr(_torch, name)) for name in dir(_torch) if not name.startswith("_"))
+    torchs = (name for name, it in found if not isinstance(it, ModuleType) or it.__name__.startswith("torch."))
+    return sorted({*_ROOMS, *_OWN, *torchs})
 
 
-def __dir__() -> list[str]:
+def _directory() -> list[str]:
     return sorted({*_public_names(), *(name for name in globals() if name.startswith("__"))})
 
 
 if TYPE_CHECKING:
+    from lucid import amp as amp
+    from lucid import nn as nn
+    from lucid import optim as optim
     from lucid._names import *  # noqa: F403
+    from lucid.amp import GradScaler as GradScaler
+    from lucid.amp import autocast as autocast
 else:
-    __getattr__ = _look_up
-    __all__ = _public_names()
+    __getattr__, __dir__, __all__ = _look_up, _directory, _public_names()

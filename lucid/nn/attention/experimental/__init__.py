@@ -1,0 +1,3 @@
+"""``torch.nn.attention.experimental`` to a type checker; to an import, that module itself."""
+
+from torch.nn.attention.experimental import *

@@ -1,0 +1,3 @@
+"""``torch.nn.backends`` to a type checker; to an import, that module itself."""
+
+from torch.nn.backends import *

@@ -1,0 +1,3 @@
+"""``torch.nn.functional`` to a type checker; to an import, that module itself."""
+
+from torch.nn.functional import *

@@ -1,0 +1,3 @@
+"""``torch.nn.modules.dropout`` to a type checker; to an import, that module itself."""
+
+from torch.nn.modules.dropout import *

@@ -1,0 +1,3 @@
+"""``torch.nn.qat.dynamic.modules`` to a type checker; to an import, that module itself."""
+
+from torch.nn.qat.dynamic.modules import *

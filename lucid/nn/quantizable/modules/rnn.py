@@ -1,0 +1,3 @@
+"""``torch.nn.quantizable.modules.rnn`` to a type checker; to an import, that module itself."""
+
+from torch.nn.quantizable.modules.rnn import *

@@ -1,0 +1,3 @@
+"""``torch.nn.quantized.modules.activation`` to a type checker; to an import, that module itself."""
+
+from torch.nn.quantized.modules.activation import *

@@ -1,0 +1,3 @@
+"""``torch.nn.utils.parametrizations`` to a type checker; to an import, that module itself."""
+
+from torch.nn.utils.parametrizations import *

@@ -1,0 +1,3 @@
+"""``torch.nn.utils.stateless`` to a type checker; to an import, that module itself."""
+
+from torch.nn.utils.stateless import *

@@ -1,0 +1,18 @@
+"""``torch.optim`` under the specification's name: the same objects and submodules, nothing copied.
+
+Knows no optimizer of its own. Importing it teaches ``.to("metal")``, and changes nothing else in PyTorch.
+"""
+
+from typing import TYPE_CHECKING
+
+from lucid import _metal
+
+_metal.teach()
+
+if TYPE_CHECKING:
+    from torch.optim import *
+    from torch.optim import lr_scheduler as lr_scheduler
+else:
+    from lucid._alias import alias
+
+    __getattr__, __dir__, __all__, __path__ = alias(__name__)

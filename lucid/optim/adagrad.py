@@ -1,0 +1,3 @@
+"""``torch.optim.adagrad`` to a type checker; to an import, that module itself."""
+
+from torch.optim.adagrad import *

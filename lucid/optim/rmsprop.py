@@ -1,0 +1,3 @@
+"""``torch.optim.rmsprop`` to a type checker; to an import, that module itself."""
+
+from torch.optim.rmsprop import *
