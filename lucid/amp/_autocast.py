@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from lucid.amp import _torch
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -29,7 +31,7 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-@torch.compiler.assume_constant_result
+@_torch.constant_when_traced
 def _device_type(spec: str | torch.device) -> str:
     """What PyTorch calls the device that ``spec`` names; asked late, since "metal" may warn."""
     from lucid._metal import device_type
@@ -76,6 +78,9 @@ class autocast(torch.autocast):
     def __enter__(self) -> autocast:
         """Enter; an instance may be entered again before it is left."""
         if torch.compiler.is_compiling():
+            # The compiler takes an instance that it meets in a frame of its own for PyTorch's class.
+            if type(self) is torch.autocast:
+                _torch.frame_skipper()()
             super().__enter__()
             return self
         # What was in force before lives in a copy of its own: PyTorch keeps it on the instance, where
@@ -89,15 +94,13 @@ class autocast(torch.autocast):
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
         """Restore exactly what was in force before the matching entry; never swallows an exception."""
         if torch.compiler.is_compiling():
+            if type(self) is torch.autocast:
+                _torch.frame_skipper()()
             return cast("bool | None", super().__exit__(exc_type, exc_val, exc_tb))
-        return cast("bool | None", self._leave().__exit__(exc_type, exc_val, exc_tb))
-
-    def _leave(self) -> torch.autocast:
-        """This thread's innermost scope of this instance, taken from the list."""
         scopes = _entered.scopes
         for place in reversed(range(len(scopes))):
             if scopes[place][0] is self:
-                return scopes.pop(place)[1]
+                return cast("bool | None", scopes.pop(place)[1].__exit__(exc_type, exc_val, exc_tb))
         raise RuntimeError("autocast was left in a thread that had not entered it: enter it there first")
 
     def __call__(self, func: _Function) -> _Function:
