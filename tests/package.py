@@ -10,11 +10,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
+# Below these stand torch's own submodules; a file there is read by type checkers and never run.
+ALIASES = ("lucid/nn/", "lucid/optim/")
+
+
 def modules() -> dict[str, Path]:
     """Every module of the package and its file."""
     files = sorted(ROOT.joinpath("lucid").rglob("*.py"))
+    files = [file for file in files if not is_alias(file.relative_to(ROOT).as_posix())]
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     return {name.removesuffix(".__init__"): file for name, file in zip(names, files, strict=True)}
+
+
+def is_alias(path: str) -> bool:
+    """Whether a file stands for a submodule of torch."""
+    return any(path.startswith(alias) and path != f"{alias}__init__.py" for alias in ALIASES)
 
 
 MODULES = modules()

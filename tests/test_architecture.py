@@ -17,51 +17,62 @@ from typing import NamedTuple
 import pytest
 from package import MODULES, PUBLIC, ROOT
 
-PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._journal")
-TENSORS = (
-    "lucid.amp._torch",
-    "lucid.amp._gradients",
-    "lucid.amp._clip",
-    "lucid.amp._meshes",
-    "lucid.amp._consensus",
-    "lucid.amp._causes",
-    "lucid.amp._half",
-)
-STORY = ("lucid.amp._grad_scaler", "lucid.amp._autocast")
-INSIDE = (*PURE, *TENSORS, *STORY, "lucid.amp")
+PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._alarm", "lucid.amp._journal")
 
 # A room is a module, or a folder with all that is in it. Each row: what else of the package it may import.
+TENSORS: dict[str, tuple[str, ...]] = {
+    "lucid.amp._torch": (),
+    "lucid.amp._memory": (),
+    "lucid.amp._outputs": (),
+    "lucid.amp._half": ("lucid.amp._torch",),
+    "lucid.amp._division": ("lucid.amp._torch",),
+    "lucid.amp._norms": ("lucid.amp._torch", "lucid.amp._division"),
+    "lucid.amp._gradients": ("lucid.amp._torch", "lucid.amp._memory", "lucid.amp._division"),
+    "lucid.amp._reading": ("lucid.amp._division", "lucid.amp._norms"),
+    "lucid.amp._fused": (
+        "lucid.amp._torch",
+        "lucid.amp._division",
+        "lucid.amp._gradients",
+        "lucid.amp._reading",
+    ),
+    "lucid.amp._clip": (
+        "lucid.amp._torch",
+        "lucid.amp._division",
+        "lucid.amp._norms",
+        "lucid.amp._gradients",
+    ),
+    "lucid.amp._causes": ("lucid.amp._torch", "lucid.amp._gradients"),
+    "lucid.amp._meshes": ("lucid.amp._torch",),
+    "lucid.amp._consensus": ("lucid.amp._torch", "lucid.amp._meshes"),
+}
+STORY = ("lucid.amp._grad_scaler", "lucid.amp._autocast")
+INSIDE = (*PURE, *TENSORS, *STORY, "lucid.amp", "lucid._metal")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "lucid": ("lucid._metal", "lucid.amp"),
+    "lucid": ("lucid._metal", "lucid._names", "lucid.amp", "lucid.nn", "lucid.optim"),
     "lucid._metal": (),
-    "lucid.nn": ("lucid._metal",),
-    "lucid.optim": ("lucid._metal",),
+    "lucid._alias": (),
+    "lucid.nn": ("lucid._metal", "lucid._alias"),
+    "lucid.optim": ("lucid._metal", "lucid._alias"),
     "lucid.amp": (*STORY, "lucid.amp._schedule"),
     "lucid.amp._schedule": (),
     "lucid.amp._stages": (),
+    "lucid.amp._alarm": ("lucid.amp._schedule",),
     "lucid.amp._journal": (),
-    "lucid.amp._torch": (),
-    "lucid.amp._gradients": ("lucid.amp._torch",),
-    "lucid.amp._clip": ("lucid.amp._torch", "lucid.amp._gradients"),
-    "lucid.amp._meshes": ("lucid.amp._torch",),
-    "lucid.amp._consensus": ("lucid.amp._torch", "lucid.amp._meshes"),
-    "lucid.amp._causes": ("lucid.amp._torch", "lucid.amp._gradients"),
-    "lucid.amp._half": ("lucid.amp._torch",),
-    "lucid.amp._grad_scaler": (*PURE, *TENSORS, "lucid._metal"),
-    "lucid.amp._autocast": (*TENSORS, "lucid._metal"),
+    **TENSORS,
+    "lucid.amp._grad_scaler": (*PURE, *TENSORS),
+    "lucid.amp._autocast": ("lucid.amp._torch", "lucid.amp._half", "lucid._metal"),
     "lucid.amp.diagnosis": INSIDE,
     "lucid.amp.history": (*INSIDE, "lucid.amp.diagnosis"),
-    "lucid.amp.cli": (*INSIDE, "lucid.amp.diagnosis", "lucid.amp.history", "lucid._metal", "lucid"),
+    "lucid.amp.cli": (*INSIDE, "lucid.amp.diagnosis", "lucid.amp.history", "lucid"),
     "lucid.amp.__main__": ("lucid.amp.cli",),
 }
 
-LEAVES = ("lucid.amp.diagnosis", "lucid.amp.history", "lucid.amp.cli", "lucid.amp.__main__")
-
-# What comes with an extra, and who may use it: there, and only inside the functions that need it.
+# What comes with an extra, and who may use it.
 EXTRAS = {"numpy", "rich", "matplotlib", "sklearn"}
+LEAVES = ("lucid.amp.diagnosis", "lucid.amp.history", "lucid.amp.cli")
 
 # Underscore names that their owners document: named tuples', and Python's own.
-DOCUMENTED = {"_fields", "_replace", "_asdict", "_make", "_exit"}
+DOCUMENTED = {"_fields", "_replace", "_asdict", "_make", "_exit", "_getframe"}
 
 
 class Import(NamedTuple):
@@ -123,14 +134,14 @@ def offences(source: str, module: str) -> list[str]:
     if room is None:
         return [f"{module}: has no row in MAY_IMPORT; say what it may import"]
     found = []
-    for line, target, at_import in imports_of(ast.parse(source), module):
-        complaint = complaint_about(room, target, at_import)
+    for line, target, _ in imports_of(ast.parse(source), module):
+        complaint = complaint_about(room, target)
         if complaint:
             found.append(f"{module}:{line} imports {target}: {complaint}")
     return found
 
 
-def complaint_about(room: str, target: str, at_import: bool) -> str | None:
+def complaint_about(room: str, target: str) -> str | None:
     """Why a room may not import a module; None where it may."""
     top = target.partition(".")[0]
     if top == "lucid":
@@ -141,7 +152,7 @@ def complaint_about(room: str, target: str, at_import: bool) -> str | None:
     if top == "torch":
         return f"{room} is pure: the standard library only" if room in PURE else None
     if top in EXTRAS and room in LEAVES:
-        return "an extra, which belongs inside the function that needs it" if at_import else None
+        return None
     return "neither torch nor the standard library"
 
 
@@ -171,8 +182,7 @@ def test_every_row_of_the_table_has_a_module() -> None:
         ("lucid.amp._autocast", "import lucid.nn"),
         ("lucid.amp", "from lucid.amp.cli import main"),
         ("lucid.amp.diagnosis", "def f():\n    import lucid.amp.cli.run"),
-        ("lucid.amp.history", "import matplotlib.pyplot"),
-        ("lucid.amp.history", "class A:\n    from rich import print"),
+        ("lucid.amp.diagnosis._events", "from lucid.amp import history"),
         ("lucid.amp.cli", "def f():\n    import pandas"),
         ("lucid.amp._new", ""),
     ],
@@ -194,6 +204,42 @@ def test_an_import_against_the_table_is_noticed(module: str, source: str) -> Non
 def test_an_import_that_the_table_allows_is_let_through(module: str, source: str) -> None:
     """Allowed imports are not reported."""
     assert offences(source, module) == []
+
+
+def loads(module: str, sources: dict[str, str]) -> set[str]:
+    """Whose modules an import of ``module`` loads, itself or through others of the package."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in sources:
+            waiting += [part.target for part in imports_of(ast.parse(sources[name]), name) if part.at_import]
+        waiting += [name.rpartition(".")[0]] if "." in name else []
+    return {name.partition(".")[0] for name in seen}
+
+
+# The subcommands' own modules are loaded to print a help page.
+COMMANDS = [name for name in MODULES if name.startswith("lucid.amp.cli.") and name.count(".") == 3]
+
+
+@pytest.mark.parametrize("module", [*PUBLIC, *COMMANDS])
+def test_an_import_loads_no_extra(module: str) -> None:
+    """What comes with an extra is loaded by the functions that need it, never by an import."""
+    sources = {name: file.read_text() for name, file in MODULES.items()}
+    assert loads(module, sources) & EXTRAS == set()
+
+
+def test_an_extra_that_is_loaded_is_noticed() -> None:
+    """An extra is found through a class body, a parent package and another module, not in a function."""
+    sources = {
+        "a": "import b",
+        "b": "class B:\n    from c.d import e",
+        "c": "import matplotlib.pyplot\ndef f():\n    import rich",
+    }
+    assert loads("a", sources) & EXTRAS == {"matplotlib"}
 
 
 def own_private_names(trees: list[ast.Module]) -> set[str]:
@@ -305,9 +351,7 @@ def test_the_public_names_are_those_that_were_promised() -> None:
 def test_public_classes_show_their_public_path() -> None:
     """A user sees ``lucid.amp.GradScaler`` in an error, a pickle or a help page, not a private file."""
     amp = importlib.import_module("lucid.amp")
-    assert {name: getattr(amp, name).__module__ for name in amp.__all__} == dict.fromkeys(
-        amp.__all__, "lucid.amp"
-    )
+    assert {name: getattr(amp, name).__module__ for name in amp.__all__} == dict.fromkeys(amp.__all__, "lucid.amp")
 
 
 # Prints what a statement loads beside torch, and what it changes in torch's own classes and modules.
