@@ -261,7 +261,8 @@ class GradScaler:
             return
         given = None if new_scale is None else Standing(_schedule.scale("new_scale", _number(new_scale)), 0)
         # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
-        overflow = self._consensus.agree_on_update(any([self._overflowed(turn) for turn in self._stages]))
+        overflow = any([self._overflowed(turn) for turn in self._stages])
+        overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         after = given or self._schedule.next(self._standing, overflow)
         skipped = tuple(turn.skipped for turn in self._stages)
         update = ScaleUpdate(self._updates, self._standing.scale, after.scale, overflow, skipped)
@@ -430,7 +431,11 @@ class GradScaler:
         """
         if not state_dict and not self._enabled:
             return
-        schedule, standing = _schedule.loaded(state_dict)
+        try:
+            schedule, standing = _schedule.loaded(state_dict)
+        except Exception as refusal:
+            self._consensus.agree_on_load(None, refusal)
+            raise
         self._consensus.agree_on_load(schedule.state_dict(standing))
         self._schedule = schedule
         self._stand(standing)

@@ -26,7 +26,8 @@ class Reading:
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
         self._groups = groups
-        self.device = groups[0][0].device if groups else torch.device("cpu")
+        tensors = (tensor for group in groups for tensor in group)
+        self.device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         self._limits: list[float] = []
         self.sums = self._sum(self._limits)
 
