@@ -15,20 +15,27 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+
+def _find(path: str) -> Any:
+    """Return what torch has at a dotted path; None where it lacks the name or a part of the way to it."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
 PRIVATE: dict[str, Any] = {
-    name: getattr(torch, name, None)
-    for name in (
+    path.rpartition(".")[2]: _find(path)
+    for path in (
         "_amp_foreach_non_finite_check_and_unscale_",
         "_foreach_div_",
         "_foreach_mul_",
         "_foreach_norm",
         "_foreach_copy_",
+        "_C._group_tensors_by_device_and_dtype",
+        "_utils._flatten_dense_tensors",
     )
-} | {
-    "_group_tensors_by_device_and_dtype": getattr(torch._C, "_group_tensors_by_device_and_dtype", None),
-    "_flatten_dense_tensors": getattr(torch._utils, "_flatten_dense_tensors", None),
-    "_step_supports_amp_scaling": "_step_supports_amp_scaling",
-}
+} | {"_step_supports_amp_scaling": "_step_supports_amp_scaling"}
 """What this torch has of the names used here; a name without a value takes its fallback."""
 
 _OPTIMIZER_MODULE = importlib.import_module("torch.optim.optimizer")
@@ -160,6 +167,6 @@ def constant_when_traced(function: _Function) -> _Function:
     return function
 
 
-def frame_skipper() -> Callable[[], None]:
+def frame_skipper() -> Callable[[], object]:
     """What the compiler takes as the order to give a frame up and run it as it is; else what does nothing."""
-    return getattr(torch._dynamo, "skip_frame", torch.compiler.is_compiling)
+    return _find("_dynamo.skip_frame") or torch.compiler.is_compiling
