@@ -30,3 +30,7 @@ from lucid.amp._grad_scaler import GradScaler
 from lucid.amp._schedule import ScaleUpdate
 
 __all__ = ["GradScaler", "ScaleUpdate", "autocast"]
+
+# Errors, pickles and help pages show the path that a user types.
+for _public in (GradScaler, ScaleUpdate, autocast):
+    _public.__module__ = __name__
