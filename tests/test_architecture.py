@@ -8,6 +8,7 @@ the files compute.
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,9 @@ LEAVES = ("lucid.amp.diagnosis", "lucid.amp.history", "lucid.amp.cli")
 DOCUMENTED = {"_fields", "_replace", "_asdict", "_make", "_exit", "_getframe"}
 
 
+PACKAGES = {name for name, file in MODULES.items() if file.name == "__init__.py"}
+
+
 class Import(NamedTuple):
     """One imported module: where it stands, and whether importing the file already imports it."""
 
@@ -110,7 +114,7 @@ def absolute(node: ast.ImportFrom, module: str) -> str:
     """The module that a ``from … import`` names, with the leading dots resolved."""
     if not node.level:
         return node.module or ""
-    package = module if MODULES.get(module, Path()).name == "__init__.py" else module.rpartition(".")[0]
+    package = module if module in PACKAGES else module.rpartition(".")[0]
     parts = package.split(".")
     parts = parts[: len(parts) - node.level + 1]
     return ".".join([*parts, *([node.module] if node.module else [])])
@@ -341,6 +345,14 @@ def test_all_names_what_a_module_offers(module: str) -> None:
     assert [name for name in listed if not hasattr(loaded, name)] == []
     assert defined_in(ast.parse(MODULES[module].read_text())) - set(listed) == set()
     assert set(listed) <= set(dir(loaded))
+
+
+def test_the_map_names_every_file() -> None:
+    """The docstring of ``lucid.amp`` tells of each file and folder beside it, and of no other."""
+    told = re.findall(r"^    (\w+(?:\.py|/)) ", importlib.import_module("lucid.amp").__doc__ or "", re.MULTILINE)
+    rooms = {name.split(".")[2] for name in MODULES if name.startswith("lucid.amp.")} - {"__main__"}
+    there = {room + ("/" if f"lucid.amp.{room}" in PACKAGES else ".py") for room in rooms}
+    assert sorted(told) == sorted(there)
 
 
 def test_the_public_names_are_those_that_were_promised() -> None:
