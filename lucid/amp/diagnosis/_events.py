@@ -97,10 +97,11 @@ def listen(scaler: Any, listener: Any) -> Handle:
     heard = _heard_by(listener)
     if not heard:
         raise TypeError(f"{type(listener).__name__} hears nothing: give it one of the methods {', '.join(EVENTS)}")
-    if isinstance(scaler, torch.amp.GradScaler):
-        return Handle(Taps.on(scaler).add(heard))
+    # First, because lucid's may stand in for PyTorch's under that very name.
     if hasattr(type(scaler), "_observe_skip"):
         return _listen_to_lucid(scaler, heard)
+    if isinstance(scaler, torch.amp.GradScaler):
+        return Handle(Taps.on(scaler).add(heard))
     raise TypeError(
         f"listen() was given a {type(scaler).__name__}; it takes lucid.amp.GradScaler or torch.amp.GradScaler. "
         "Where a trainer wraps its scaler, pass the scaler inside."
