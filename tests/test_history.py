@@ -13,6 +13,8 @@ from lucid.amp._schedule import ScaleUpdate
 from lucid.amp.history import History, Record
 from lucid.amp.history._picture import LOOKS
 
+BACKWARD, LOSS, STALE = "backward overflowed", "loss not finite", "gradients never cleared"
+
 SCALERS = {
     "lucid": GradScaler,
     "torch": lambda *numbers: torch.amp.GradScaler("cpu", *numbers),
@@ -220,7 +222,7 @@ def saw() -> History:
     """A history with a skip of each kind and some samples."""
     history = History()
     for step in range(40):
-        kind = {5: "backward", 11: "loss", 12: "loss", 20: "stale", 30: None}.get(step, "")
+        kind = {5: BACKWARD, 11: LOSS, 12: LOSS, 20: STALE, 30: None}.get(step, "")
         if step % 10 == 0:
             history.sample(zero=float(step), subnormal=3.0)
         scale = 2.0 ** (16 - step // 10)
@@ -233,9 +235,9 @@ def test_the_picture_marks_each_kind_of_skip_where_it_was() -> None:
     top = saw().plot().axes[0]
     marked = {line.get_label(): line.get_xydata().tolist() for line in top.lines}
     words = {kind: f"skipped: {look.words}" for kind, look in LOOKS.items()}
-    assert marked[f"{words['loss']} (2×)"] == [[11, 2.0**15], [12, 2.0**15]]
-    assert marked[f"{words['backward']} (1×)"] == [[5, 2.0**16]]
-    assert marked[f"{words['stale']} (1×)"] == [[20, 2.0**14]]
+    assert marked[f"{words[LOSS]} (2×)"] == [[11, 2.0**15], [12, 2.0**15]]
+    assert marked[f"{words[BACKWARD]} (1×)"] == [[5, 2.0**16]]
+    assert marked[f"{words[STALE]} (1×)"] == [[20, 2.0**14]]
     assert marked[f"{words[None]} (1×)"] == [[30, 2.0**13]]
     assert top.get_yscale() == "log"
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lucid.amp.diagnosis._kinds import Kind
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -35,15 +37,21 @@ class Look(NamedTuple):
 
 
 LOOKS: dict[str | None, Look] = {
-    "backward": Look("the backward overflowed", "#e69f00", "v"),
-    "loss": Look("the loss was not finite", "#d55e00", "X"),
-    "stale": Look("gradients were bad before", "#cc79a7", "s"),
+    Kind.BACKWARD.value: Look("the backward overflowed", "#e69f00", "v"),
+    Kind.EARLIER.value: Look("an accumulated backward overflowed", "#f0e442", "<"),
+    Kind.LOSS.value: Look("the loss was not finite", "#d55e00", "X"),
+    Kind.STALE.value: Look("the gradients were never cleared", "#cc79a7", "s"),
+    Kind.RANK.value: Look("another rank overflowed", "#009e73", "D"),
     None: Look("cause not known", "#56b4e9", "o"),
 }
 
 
-def draw(records: Sequence[Record]) -> Figure:
+def draw(records: Sequence[Record], narrow: bool = False) -> Figure:
     """The picture of these records, without touching matplotlib's global state.
+
+    Args:
+        records: oldest first.
+        narrow: make it for a phone, 4.4 inches wide instead of 9.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -51,12 +59,15 @@ def draw(records: Sequence[Record]) -> Figure:
     from matplotlib.figure import Figure
 
     sampled = any(record.zero is not None for record in records)
-    figure = Figure(figsize=(9, 5.2 if sampled else 3.8), dpi=110, layout="constrained")
+    size = (4.4, 5.4 if sampled else 4.0) if narrow else (9.0, 5.2 if sampled else 3.8)
+    figure = Figure(figsize=size, dpi=160 if narrow else 110, layout="constrained")
     heights = [2, 1] if sampled else [1]
     rows = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     _draw_scale(rows[0, 0], records)
     if sampled:
         _draw_percentages(rows[1, 0], [record for record in records if record.zero is not None])
+    for axes in rows[:, 0]:
+        _legend_above(axes, columns=1 if narrow and axes is rows[0, 0] else 2)
     rows[-1, 0].set_xlabel("update")
     rows[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     return figure
@@ -85,7 +96,6 @@ def _draw_scale(axes: Any, records: Sequence[Record]) -> None:
         )
     _leave_room(axes, [scale for _, scale in corners])
     axes.set_yscale("log", base=2)
-    _legend_above(axes)
 
 
 def _corners(records: Sequence[Record]) -> list[tuple[int, float]]:
@@ -123,13 +133,12 @@ def _draw_percentages(axes: Any, sampled: Sequence[Record]) -> None:
     axes.plot(steps, subnormal, color=LINE, linestyle="--", marker="s", label="subnormal in float16", **marks)
     top = max([*zero, *subnormal])  # type: ignore[type-var]
     axes.set_ylim(0, 105 if top > 40 else max(1.0, top * 1.25))  # type: ignore[operator]
-    _legend_above(axes)
 
 
-def _legend_above(axes: Any) -> None:
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=9, borderaxespad=0.2
-    )
+def _legend_above(axes: Any, columns: int) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        axes.legend(ncols=columns, frameon=False, fontsize=9, **place)
 
 
 def _tidy(axes: Any, label: str) -> None:

@@ -62,8 +62,7 @@ def logger(target: Any) -> Callable[[Record], None]:
     if callable(target):
         return lambda record: target({"amp/step": record.step, **_scalars(record)})
     raise TypeError(
-        f"log_to() was given a {type(target).__name__}; "
-        "it takes a SummaryWriter or a callable that takes a dict"
+        f"log_to() was given a {type(target).__name__}; it takes a SummaryWriter or a callable that takes a dict"
     )
 
 
