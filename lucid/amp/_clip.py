@@ -126,7 +126,7 @@ def _scale_down_(tensors: list[Tensor], factor: float) -> None:
         number = torch.full((), factor, dtype=DIVIDES_IN[dtype], device=device)
         if dtype is not torch.float64 and _torch.has_check_and_multiply(device.type, dtype):
             # As a multiplication alone: it is the fastest batched one, and its verdict is known.
-            _torch.check_and_multiply_(bucket, torch.zeros((), device=device), number)
+            _torch.check_and_multiply_(bucket, torch.zeros((), dtype=torch.float32, device=device), number)
         elif number.dtype is dtype:
             _torch.multiply_(bucket, number)
         else:

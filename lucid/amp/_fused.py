@@ -7,7 +7,8 @@ know whether a step lands: it is used for one that does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,17 +67,20 @@ def _kinds(gradients: Gradients) -> set[tuple[str, torch.dtype]]:
 
 
 @functools.cache
-def _proved(optimizer: Callable[..., Any], device_type: str, dtype: torch.dtype) -> bool:
+def _proved(optimizer: Any, device_type: str, dtype: torch.dtype) -> bool:
     """Whether that kernel leaves the correctly rounded quotient behind; tried once, on one gradient."""
     if dtype not in _EXACT:
         return False
-    values = torch.tensor([1.0, 5.0, -7.0, 1e-3, 3e5], dtype=dtype)
-    parameter = torch.nn.Parameter(torch.zeros(5, dtype=dtype, device=device_type))
-    parameter.grad = values.to(device_type)
+    # More than a vector register holds, so that both of a kernel's loops are tried.
+    values = torch.tensor([1.0, 5.0, -7.0, 1e-3, 3e5] * 7, dtype=dtype, device="cpu")
+    parameter = torch.nn.Parameter(torch.zeros_like(values, device=device_type))
+    parameter.grad = values.to(device_type, copy=True)
     trial = optimizer([parameter], lr=1e-3, fused=True)
-    trial.grad_scale = torch.full((), 3.0, device=device_type)
+    trial.grad_scale = torch.full((), 3.0, dtype=torch.float32, device=device_type)
     try:
-        trial.step()
+        # Unwrapped, so that no hook that is registered for all optimizers hears of the trial.
+        with torch.no_grad():
+            inspect.unwrap(optimizer.step)(trial)
     except RuntimeError:
         return False
     return torch.equal(parameter.grad.cpu(), values / 3.0)

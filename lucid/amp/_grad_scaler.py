@@ -429,7 +429,7 @@ class GradScaler:
             TypeError, ValueError: a value that the constructor would refuse; a missing or unknown key.
             RuntimeError: an empty dict while enabled; or the ranks of the process group load different values.
         """
-        if not state_dict and not self._enabled:
+        if state_dict == {} and not self._enabled:
             return
         try:
             schedule, standing = _schedule.loaded(state_dict)

@@ -72,7 +72,8 @@ def _sequence(outputs: Any, items: list[Any]) -> Any:
 
 def _mapping(outputs: Mapping[Any, Any], multiply: Multiply, path: str) -> Any:
     items = {key: mapped(value, multiply, f"{path}[{key!r}]") for key, value in outputs.items()}
-    if not hasattr(outputs, "__setitem__"):
+    if not isinstance(outputs, dict):
+        # A copy might share the dict inside, and the user's own tensors would be replaced.
         return type(outputs)(items)  # type: ignore[call-arg]
     # A copy keeps what a plain call would lose: a default factory, a dataclass behind the mapping.
     result: Any = copy.copy(outputs)

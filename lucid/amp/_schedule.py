@@ -156,6 +156,8 @@ def loaded(state_dict: object) -> tuple[Schedule, Standing]:
         )
     values: dict[str, Any] = {_KEYS.get(key, key): value for key, value in state_dict.items()}
     expected = set(_KEYS.values())
+    if len(values) < len(state_dict):
+        raise ValueError("the state dict holds both 'growth_tracker' and '_growth_tracker'. Nothing was loaded.")
     _refuse_keys("misses", expected - values.keys())
     _refuse_keys("holds unknown keys:", values.keys() - expected)
     for name in ("growth_interval", "growth_tracker"):
