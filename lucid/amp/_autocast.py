@@ -1,8 +1,8 @@
 """The scope in which PyTorch chooses half precision: a ``torch.autocast`` that knows "metal".
 
 Knows how to enter one instance again (nested, or in two threads) and how to keep a coroutine's or a
-generator's scope to its own body. Refuses to know which operators run in half precision: those lists are
-PyTorch's.
+generator's scope to its own body. Refuses to know which operators run in half precision (those lists are
+PyTorch's) and how the arithmetic is done (that is ``_half``'s).
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ import torch
 
 from lucid.amp import _torch
 
+try:
+    from lucid.amp import _half
+except ImportError:  # right without it, only slower on a processor without half-precision units
+    _half = None  # type: ignore[assignment]
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _Entered(threading.local):
-    """The scopes this thread is in, innermost last: the instance that was entered and its own state."""
+    """The scopes this thread is in, innermost last: the instance, its own state, whether ``_half`` is on."""
 
     def __init__(self) -> None:
-        self.scopes: list[tuple[autocast, torch.autocast]] = []
+        self.scopes: list[tuple[autocast, torch.autocast, bool]] = []
 
 
 _entered = _Entered()
+
+_ARITHMETIC = ("auto", "native", "float32")
 
 
 @_torch.constant_when_traced
@@ -51,9 +58,15 @@ class autocast(torch.autocast):
         dtype: float16 or bfloat16; ``None`` is PyTorch's choice for the device.
         enabled: ``False`` makes a scope in which every operator keeps its inputs' dtype.
         cache_enabled: Whether a weight is cast once a scope; ``None`` keeps what is in force.
+        arithmetic: How the processor multiplies half-precision matrices: "native" as PyTorch does;
+            "float32" in float32, the result rounded once; "auto" as whichever this processor does sooner,
+            measured once. On a GPU it is always native.
+        flush_subnormals: Make half-precision subnormals zero wherever a half-precision value is made,
+            forward and backward, as Metal does.
 
     Raises:
         RuntimeError: PyTorch has no autocast on that device.
+        ValueError: ``arithmetic`` is none of the three.
     """
 
     def __init__(
@@ -62,18 +75,39 @@ class autocast(torch.autocast):
         dtype: torch.dtype | None = torch.float16,
         enabled: bool = True,
         cache_enabled: bool | None = None,
+        *,
+        arithmetic: str = "auto",
+        flush_subnormals: bool = False,
     ) -> None:
         super().__init__(_device_type(device_type), dtype, enabled, cache_enabled)
+        if arithmetic not in _ARITHMETIC:
+            raise ValueError(f"arithmetic is {arithmetic!r}: choose one of {', '.join(map(repr, _ARITHMETIC))}")
+        if flush_subnormals and _half is None:
+            raise RuntimeError("flush_subnormals=True needs lucid.amp._half, which is missing: reinstall lucid-amp")
+        self._half_settings = (arithmetic, flush_subnormals)
+
+    @property
+    def arithmetic(self) -> str:
+        """What was picked: "native", "float32", or "mixed" where it depends on the kind of operator."""
+        picked = set(self.arithmetic_by_kind.values()) or {"native"}
+        return picked.pop() if len(picked) == 1 else "mixed"
+
+    @property
+    def arithmetic_by_kind(self) -> dict[str, str]:
+        """What was picked for each kind of operator; empty where all is PyTorch's, as on a GPU."""
+        if _half is None or self.device != "cpu":
+            return {}
+        return _half.Settings(*self._half_settings).picked(self.fast_dtype)
 
     @staticmethod
     def is_autocast_enabled(device_type: str | torch.device | None = None) -> bool:
         """Whether operators are being cast now, on the innermost scope's device unless one is named."""
-        return torch.is_autocast_enabled(_asked(device_type))
+        return torch.is_autocast_enabled(_named(device_type))
 
     @staticmethod
     def get_autocast_dtype(device_type: str | torch.device | None = None) -> torch.dtype:
         """The dtype that operators are cast to, on the innermost scope's device unless one is named."""
-        return torch.get_autocast_dtype(_asked(device_type))
+        return torch.get_autocast_dtype(_named(device_type))
 
     def __enter__(self) -> autocast:
         """Enter; an instance may be entered again before it is left."""
@@ -88,8 +122,19 @@ class autocast(torch.autocast):
         scope = object.__new__(torch.autocast)
         scope.__dict__.update(self.__dict__)
         scope.__enter__()
-        _entered.scopes.append((self, scope))
+        _entered.scopes.append((self, scope, self._enter_half()))
         return self
+
+    def _enter_half(self) -> bool:
+        """Turn the arithmetic on where it can matter, and say whether that was so."""
+        arithmetic, flushes = self._half_settings
+        if _half is None or not torch.is_autocast_enabled(self.device):
+            return False
+        # Inside another scope even "native" must be said.
+        if not flushes and (self.device != "cpu" or (arithmetic == "native" and not _half.is_on())):
+            return False
+        _half.enter(_half.Settings(arithmetic, flushes))
+        return True
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
         """Restore exactly what was in force before the matching entry; never swallows an exception."""
@@ -100,7 +145,10 @@ class autocast(torch.autocast):
         scopes = _entered.scopes
         for place in reversed(range(len(scopes))):
             if scopes[place][0] is self:
-                return cast("bool | None", scopes.pop(place)[1].__exit__(exc_type, exc_val, exc_tb))
+                _, scope, half_is_on = scopes.pop(place)
+                if half_is_on and _half is not None:
+                    _half.leave()
+                return cast("bool | None", scope.__exit__(exc_type, exc_val, exc_tb))
         raise RuntimeError("autocast was left in a thread that had not entered it: enter it there first")
 
     def __call__(self, func: _Function) -> _Function:
@@ -115,7 +163,7 @@ class autocast(torch.autocast):
         return cast("_Function", super().__call__(func))
 
 
-def _asked(device_type: str | torch.device | None) -> str:
+def _named(device_type: str | torch.device | None) -> str:
     if device_type is not None:
         return _device_type(device_type)
     if torch.compiler.is_compiling() or not _entered.scopes:

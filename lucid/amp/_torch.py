@@ -58,7 +58,9 @@ def has_check_and_multiply(device_type: str, dtype: torch.dtype) -> bool:
     operator = PRIVATE["_amp_foreach_non_finite_check_and_unscale_"]
     if operator is None:
         return False
-    found, factor = torch.zeros((), device=device_type), torch.full((), 0.5, device=device_type)
+    # Every dtype is said: a user's default dtype may be another.
+    found = torch.zeros((), dtype=torch.float32, device=device_type)
+    factor = torch.full((), 0.5, dtype=torch.float32, device=device_type)
     try:
         operator([torch.ones(1, dtype=dtype, device=device_type)], found, factor)
     except (NotImplementedError, RuntimeError):
@@ -138,13 +140,18 @@ def step_takes_factor(optimizer: object) -> bool:
     return name is not None and bool(getattr(optimizer, name, False))
 
 
-def step_is_stock(optimizer: object) -> bool:
-    """Whether calling ``optimizer.step`` runs the step of a class of ``torch.optim`` and nothing else."""
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return False
-    own = getattr(optimizer, "__dict__", {}).get("step")
-    # A learning rate scheduler wraps the step of its optimizer to count the calls.
-    return own is None or getattr(own, "_wrapped_by_lr_sched", False)
+def step_is_stock(optimizer: Any) -> bool:
+    """Whether calling ``optimizer.step`` runs the step of a class of ``torch.optim`` and nothing else.
+
+    The wrappers that PyTorch puts around it (for hooks, or a learning rate scheduler's count) are looked through.
+    """
+    step = getattr(optimizer, "__dict__", {}).get("step", type(optimizer).step)
+    while step is not None:
+        # functools.wraps copies the module's name, but not the globals.
+        if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch.optim."):
+            return False
+        step = getattr(step, "__wrapped__", None)
+    return True
 
 
 def is_fsdp1_shard(parameter: Tensor) -> bool:
@@ -170,3 +177,49 @@ def constant_when_traced(function: _Function) -> _Function:
 def frame_skipper() -> Callable[[], object]:
     """What the compiler takes as the order to give a frame up and run it as it is; else what does nothing."""
     return _find("_dynamo.skip_frame") or torch.compiler.is_compiling
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; always 0 where that is not told."""
+    count: int = getattr(tensor, "_version", 0)
+    return count
+
+
+def function_transforms_are_active() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is at work; False if unknown."""
+    functorch = getattr(torch._C, "_are_functorch_transforms_active", None)
+    forward = getattr(torch.autograd.forward_ad, "_current_level", -1)
+    return forward >= 0 or (functorch is not None and functorch())
+
+
+def checkpoint() -> object:
+    """What stands for the innermost ``torch.utils.checkpoint`` now at work in this thread, or ``None``.
+
+    It is the hook that will see the next tensor saved for backward, if a checkpoint's; without the private
+    name, the innermost call into that module.
+    """
+    top = getattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None)
+    if top is not None:
+        hooks = top(True)
+        return hooks[0] if hooks and hooks[0].__module__ == _CHECKPOINT else None
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != _CHECKPOINT:
+        frame = frame.f_back
+    return frame
+
+
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def changes(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; always 0 where PyTorch does not tell."""
+    return 0 if tensor.is_inference() else getattr(tensor, "_version", 0)
+
+
+def common_store() -> Any | None:
+    """The key-value store through which this job's processes found each other; None where there is none."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    find = _find("distributed.distributed_c10d._get_default_store")
+    return find() if find is not None else None
