@@ -6,13 +6,28 @@ numbers, is ``diagnosis``'s to tell.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from lucid.amp._gradients import Gradient
+
+class Named(Protocol):
+    """What is asked of a gradient; ``_gradients.Gradient`` is one."""
+
+    @property
+    def name(self) -> str:
+        """The parameter's name, or its group and index."""
+
+    @property
+    def parameter(self) -> Tensor:
+        """The parameter."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The gradient's values, strided and on one device."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +52,55 @@ class NonFinite:
 class Counts:
     """Counts that were launched on the gradients' devices; the host reads them when asked."""
 
-    def __init__(self, gradients: Sequence[Gradient]) -> None:
+    def __init__(self, gradients: Sequence[Named]) -> None:
         self._named = [(gradient.name, tuple(gradient.parameter.shape)) for gradient in gradients]
-        self._rows = [_row(gradient) for gradient in gradients]
+        self._launched = _by_device([_launched(gradient) for gradient in gradients])
         self._read: tuple[NonFinite, ...] | None = None
 
     def read(self) -> tuple[NonFinite, ...]:
-        """Return the gradients that were not finite, in the optimizer's order; one read a device."""
+        """Return the gradients that were not finite, in the optimizer's order; two reads a device at first."""
         if self._read is None:
-            rows = [row.tolist() for row in self._rows]
+            rows: dict[int, tuple[int, int, float]] = {}
+            for places, counts, largest in self._launched:
+                numbers = zip(places, counts.tolist(), largest.tolist(), strict=True)
+                rows.update({place: (inf, nan, most) for place, (inf, nan), most in numbers})
             self._read = tuple(
-                NonFinite(name, shape, int(inf), int(nan), largest)
-                for (name, shape), (inf, nan, largest) in zip(self._named, rows, strict=True)
-                if inf or nan
+                NonFinite(name, shape, *rows[place])
+                for place, (name, shape) in enumerate(self._named)
+                if rows[place][0] or rows[place][1]
             )
-            self._rows = []
+            self._launched = []
         return self._read
 
 
-def count(gradients: Sequence[Gradient]) -> Counts:
+def count(gradients: Sequence[Named]) -> Counts:
     """Launch the counts of a skipped step; nothing is read.
 
     Args:
-        gradients: as they are at the skip; they may change afterwards.
+        gradients: as they are at the skip; they may change afterwards. One that has a ``scale`` (a one-element
+            tensor) is told as divided by it.
     """
     with torch.no_grad():
         return Counts(gradients)
 
 
-def _row(gradient: Gradient) -> torch.Tensor:
+def _launched(gradient: Named) -> tuple[Tensor, Tensor]:
+    """How many elements are inf and how many NaN, and the largest finite magnitude, on the gradient's device."""
     tensor = gradient.tensor
-    finite = tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    largest = torch.linalg.vector_norm(finite, math.inf) if tensor.numel() else tensor.new_zeros(())
-    return torch.stack([tensor.isinf().sum().float(), tensor.isnan().sum().float(), largest.float()])
+    counts = torch.stack([tensor.isinf().sum(), tensor.isnan().sum()])
+    if not tensor.numel():
+        return counts, tensor.new_zeros((), dtype=torch.float32)
+    largest = torch.where(tensor.isfinite(), tensor, 0).abs().amax().float()
+    scale = getattr(gradient, "scale", None)
+    return counts, largest if scale is None else largest / scale.reshape(())
+
+
+def _by_device(launched: list[tuple[Tensor, Tensor]]) -> list[tuple[list[int], Tensor, Tensor]]:
+    """The places, counts and largest magnitudes of each device's gradients."""
+    devices: dict[torch.device, list[int]] = {}
+    for place, (counts, _) in enumerate(launched):
+        devices.setdefault(counts.device, []).append(place)
+    return [
+        (places, torch.stack([launched[at][0] for at in places]), torch.stack([launched[at][1] for at in places]))
+        for places in devices.values()
+    ]

@@ -1,0 +1,264 @@
+"""What a scaler did lately, remembered so that a skip can be explained afterwards.
+
+Knows losses, gradients and skips as they happen, and keeps small tensors on the device instead of reading
+them: a step that lands costs no host read. Refuses to know modules and why they fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lucid.amp import _causes
+from lucid.amp._causes import Counts, NonFinite
+from lucid.amp.diagnosis._events import Listener, SeenGradient
+from lucid.amp.diagnosis._kinds import Kind
+from lucid.amp.diagnosis._taps import local_values
+from lucid.amp.diagnosis._trees import tensors_in
+
+if TYPE_CHECKING:
+    from lucid.amp.diagnosis._trace import Trace
+    from lucid.amp.diagnosis._watch import Watch
+
+__all__ = ["Pass", "Record", "Skip", "keep_record", "record_of"]
+
+REMEMBERED = 100
+"""So many skips are kept."""
+
+
+@dataclass
+class Pass:
+    """One ``scale`` and the backward that follows it.
+
+    Attributes:
+        losses: the largest magnitude of each tensor that was scaled, zero-dimensional, on its device.
+        before: by the id of a parameter, a sum over the gradient that it had before this backward; None where
+            nobody looked, because they are known to be finite or no parameter is known.
+        largest: the largest magnitude of the losses, once it was read.
+    """
+
+    losses: list[Tensor]
+    before: list[tuple[list[int], Tensor]] | None
+    largest: float | None = None
+
+    def loss(self) -> float:
+        """The largest magnitude that was scaled: inf or NaN where one was not finite. Reads it at first."""
+        if self.largest is None:
+            self.largest = _largest(loss.item() for loss in self.losses)
+            self.losses = []
+        return self.largest
+
+    def was_finite_before(self, parameters: set[int]) -> bool:
+        """Whether the gradients that these had before this backward were finite. Reads it."""
+        for ids, sums in self.before or ():
+            for one, total in zip(ids, sums.tolist(), strict=True):
+                if one in parameters and not math.isfinite(total):
+                    return False
+        return True
+
+
+@dataclass
+class Skip:
+    """One skipped step.
+
+    Attributes:
+        update: the number of the update that ended its iteration, from 0.
+        scale: the scale that was in force.
+        optimizer: the name of the optimizer's class.
+        parameters: the ids of its parameters.
+        counts: the gradients that were not finite.
+        passes: what was scaled since the last update.
+        trace: what replaying the forward told, where it was run again.
+        order: the names of the modules in forward order, where a watch knows them.
+        notes: what a reader must know besides.
+    """
+
+    update: int
+    scale: float
+    optimizer: str
+    parameters: set[int]
+    counts: Counts
+    passes: list[Pass] = field(default_factory=list)
+    trace: Trace | None = None
+    order: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _verdict: tuple[Kind, int] | None = None
+
+    def gradients(self) -> tuple[NonFinite, ...]:
+        """The gradients that were not finite, in the optimizer's order. Reads them at first."""
+        return self.counts.read()
+
+    def verdict(self) -> tuple[Kind, int]:
+        """The kind, and which pass it happened in (from 0). Reads what it needs at first."""
+        if self._verdict is None:
+            self._verdict = self._judge()
+        return self._verdict
+
+    def _judge(self) -> tuple[Kind, int]:
+        if not self.passes:
+            return Kind.UNKNOWN, 0
+        last = len(self.passes) - 1
+        broken = (n for n, one in enumerate(self.passes) if not one.was_finite_before(self.parameters))
+        # What was bad before a backward went bad in the one before it, or, for the first, in the last iteration.
+        culprit = next(broken, last + 1) - 1
+        if culprit < 0:
+            return Kind.STALE, 0
+        blind = any(one.before is None for one in self.passes[1:])
+        for number in range(last + 1) if blind else (culprit,):
+            if not math.isfinite(self.passes[number].loss()):
+                return Kind.LOSS, number
+        if not self.gradients():
+            return Kind.RANK, last
+        return (Kind.EARLIER if culprit < last else Kind.BACKWARD), culprit
+
+
+class Record(Listener):
+    """Listens to one scaler and remembers.
+
+    Attributes:
+        skips: the latest skips, oldest first.
+        updates: how many updates were heard.
+        number: which record of this process it is, from 0.
+        watch: finds the watch that traces the skips; None where there is none any more.
+    """
+
+    _made = itertools.count()
+
+    def __init__(self) -> None:
+        self.number = next(Record._made)
+        self.skips: deque[Skip] = deque(maxlen=REMEMBERED)
+        self.updates = 0
+        self.watch: Callable[[], Watch | None] = lambda: None
+        self._passes: list[Pass] = []
+        self._early: dict[int, Counts] = {}
+        self._optimizers: list[Callable[[], Any]] = []
+        self._not_finite = False
+
+    def scaled(self, scaler: Any, outputs: Any) -> None:
+        """Keep the magnitude of what was scaled, and whether gradients were bad already."""
+        losses = [_magnitude(tensor) for tensor in tensors_in(outputs)]
+        # After a step that landed nothing can be bad; the check costs a read of all gradients on the device.
+        before = self._sums() if self._passes or self._not_finite else None
+        self._passes.append(Pass(losses, before))
+        watch = self.watch()
+        if watch is not None:
+            watch.on_scaled(len(self._passes) - 1)
+
+    def overflowed(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
+        """Count now: clipping may turn every gradient into NaN before the step."""
+        self._early[id(optimizer)] = self._count(gradients)
+
+    def skipped(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
+        """Remember a skip; the counts are launched and not read."""
+        counts = self._early.pop(id(optimizer), None) or self._count(gradients)
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        kind = type(optimizer).__name__
+        skip = Skip(self.updates, scaler.get_scale(), kind, owned, counts, list(self._passes))
+        self.skips.append(skip)
+        self._know(optimizer)
+        watch = self.watch()
+        if watch is not None:
+            watch.on_skip(skip)
+
+    def ended(self, scaler: Any, index: int) -> None:
+        """Begin the next iteration."""
+        self._not_finite = bool(self.skips) and self.skips[-1].update == self.updates
+        self._passes = []
+        self._early = {}
+        self.updates += 1
+        watch = self.watch()
+        if watch is not None:
+            watch.on_ended(self._not_finite)
+
+    def began(self, skip: Skip) -> int | None:
+        """The update at which gradients that were never cleared became bad; None where that is not known."""
+        if skip.verdict()[0] is not Kind.STALE:
+            return None
+        wanted = skip.update
+        for before in reversed(self.skips):
+            if before.update < skip.update and before.parameters & skip.parameters:
+                if before.update != wanted - 1:
+                    break
+                wanted = before.update
+                if before.verdict()[0] is not Kind.STALE:
+                    break
+        return wanted if wanted != skip.update else None
+
+    def latest(self) -> list[Skip]:
+        """The skips of the latest iteration that had any."""
+        return [skip for skip in self.skips if skip.update == self.skips[-1].update] if self.skips else []
+
+    def _count(self, gradients: Sequence[SeenGradient]) -> Counts:
+        """Launch the counts, under the names of the watched model where it has the parameter."""
+        watch = self.watch()
+        names = watch.names() if watch is not None else {}
+        named = [each._replace(name=names.get(id(each.parameter), each.name)) for each in gradients]
+        return _causes.count(named)
+
+    def _sums(self) -> list[tuple[list[int], Tensor]] | None:
+        """A number for each gradient that is finite if the gradient is; nothing is read."""
+        sums: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
+        watch = self.watch()
+        parameters = list(watch.model.parameters() if watch is not None else self._stepped())
+        for parameter in parameters:
+            if parameter.grad is not None:
+                part = local_values(parameter.grad).sum().float()
+                ids, parts = sums.setdefault(part.device, ([], []))
+                ids.append(id(parameter))
+                parts.append(part)
+        return [(ids, torch.stack(parts)) for ids, parts in sums.values()] if parameters else None
+
+    def _know(self, optimizer: Any) -> None:
+        if all(known() is not optimizer for known in self._optimizers):
+            self._optimizers.append(_reference(optimizer))
+
+    def _stepped(self) -> Iterable[Tensor]:
+        """The parameters of the optimizers whose steps were skipped so far."""
+        for known in self._optimizers:
+            optimizer = known()
+            for group in optimizer.param_groups if optimizer is not None else ():
+                yield from group["params"]
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    """The largest magnitude as a zero-dimensional tensor that nobody changes; NaN and inf pass through."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.numel() == 1:
+        return tensor.clone()
+    return tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
+
+
+def _largest(numbers: Iterable[complex]) -> float:
+    """The largest magnitude; NaN if one is NaN, which Python's ``max`` would lose."""
+    magnitudes = [abs(number) for number in numbers]
+    return math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes, default=0.0)
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
+
+
+_records: weakref.WeakKeyDictionary[Any, Record] = weakref.WeakKeyDictionary()
+
+
+def record_of(scaler: Any) -> Record | None:
+    """The record of a scaler; None where nobody ever listened for one."""
+    return _records.get(scaler)
+
+
+def keep_record(scaler: Any, record: Record) -> None:
+    """Let ``record_of`` find a record for as long as its scaler lives."""
+    _records[scaler] = record

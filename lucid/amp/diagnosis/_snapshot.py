@@ -1,0 +1,112 @@
+"""What a forward depends on besides its inputs and weights, kept so that it can be run again.
+
+Knows the random state of PyTorch and of Python's ``random``, the autocast that was in force, and a module's
+buffers and attributes. Refuses to know why somebody wants to run a forward again. It reads nothing from a
+device but, on an accelerator, its generator's state, which lives on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class Surroundings:
+    """The random state and the autocast of this moment, for tensors on ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._random = _random_state(device)
+        kind = device.type
+        self._autocast = (
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+        )
+
+    @property
+    def in_float16(self) -> bool:
+        """Whether autocast was choosing float16."""
+        return self._autocast[1] is torch.float16
+
+    def random_state(self) -> dict[str, Any]:
+        """The random state under the names of the functions that set it."""
+        python, cpu, accelerator = self._random
+        return {
+            "random.setstate": python,
+            "torch.set_rng_state": cpu,
+            f"{self._device.type}.set_rng_state": accelerator,
+        }
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Be in them again; afterwards the present random state is what it was.
+
+        Weights are not kept in autocast's cache: a copy made without gradients would be used by the next
+        forward of an autocast that is still open.
+        """
+        present = _random_state(self._device)
+        enabled, dtype = self._autocast
+        _set_random_state(self._device, self._random)
+        try:
+            with torch.autocast(self._device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+                yield
+        finally:
+            _set_random_state(self._device, present)
+
+
+def _random_state(device: torch.device) -> tuple[Any, ...]:
+    return random.getstate(), torch.get_rng_state(), _generator_state(device)
+
+
+def _set_random_state(device: torch.device, state: tuple[Any, ...]) -> None:
+    python, cpu, accelerator = state
+    random.setstate(python)
+    torch.set_rng_state(cpu)
+    if accelerator is not None:
+        module: Any = torch.get_device_module(device)
+        arguments = () if device.type == "mps" else (device,)
+        module.set_rng_state(accelerator, *arguments)
+
+
+def _generator_state(device: torch.device) -> torch.Tensor | None:
+    """The state of the device's own generator; None on the CPU, and while a CUDA graph is captured."""
+    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return None
+    module: Any = torch.get_device_module(device)
+    if not hasattr(module, "get_rng_state"):
+        return None
+    state: torch.Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    return state
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards every buffer holds what it held, and every module's attributes are the objects they were.
+
+    Hooks, and keys of a module's dicts, that were added or taken away in between are undone as well. What a
+    forward appends to a list stays.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    tables = [(vars(module), dict(vars(module))) for module in modules]
+    tables += [(value, dict(value)) for module in modules for value in vars(module).values() if isinstance(value, dict)]
+    try:
+        yield
+    finally:
+        for table, content in tables:
+            _put_back(table, content)
+        for buffer, values in buffers:
+            # Through .data, so that a graph which is still to run backward does not see a change.
+            buffer.data.copy_(values)
+
+
+def _put_back(table: dict[str, Any], content: dict[str, Any]) -> None:
+    """Give a dict its old content, without touching one that did not change."""
+    same = table.keys() == content.keys() and all(table[key] is value for key, value in content.items())
+    if not same:
+        table.clear()
+        table.update(content)

@@ -1,0 +1,197 @@
+"""Watch a model train, so that a skipped step can be traced to a module.
+
+Knows when to keep a forward's inputs and when to run it again. A step that lands pays for keeping them: no
+copy, no host read, no hook on any module but the outermost. Refuses to know how a replay looks, and how a
+cause is put into words.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lucid.amp import _torch
+from lucid.amp.diagnosis import _models, _words
+from lucid.amp.diagnosis._events import Handle, listen
+from lucid.amp.diagnosis._kinds import Kind
+from lucid.amp.diagnosis._record import Record, Skip, keep_record, record_of
+from lucid.amp.diagnosis._replay import fingerprint
+from lucid.amp.diagnosis._snapshot import Surroundings
+from lucid.amp.diagnosis._trace import Forward, Tracer
+from lucid.amp.diagnosis._trees import tensors_in, with_tensors
+from lucid.amp.diagnosis._words import Cause
+
+if TYPE_CHECKING:
+    from lucid.amp.diagnosis._explain import Explanation
+
+__all__ = ["Watch", "watch"]
+
+logger = logging.getLogger("lucid.amp.diagnosis")
+
+AT_MOST = 8
+"""So many forwards of one backward are kept."""
+
+SAMPLED = 100
+"""Whether gradients are zero throughout is looked at in every so many updates, and in the 1st, 2nd, 4th, 8th …"""
+
+
+def log(explanation: Explanation) -> None:
+    """Write an explanation to the logger ``lucid.amp.diagnosis``: a warning if no lower scale will help."""
+    harmless = explanation.kind in (Kind.BACKWARD.value, Kind.EARLIER.value)
+    logger.log(logging.INFO if harmless else logging.WARNING, "%s", explanation)
+
+
+def watch(
+    model: nn.Module,
+    scaler: Any,
+    save_batch: str | os.PathLike[str] | None = None,
+    *,
+    report: Callable[[Explanation], None] | None = log,
+    keep: int = 1,
+    replay: bool = True,
+    outputs: int = 0,
+) -> Watch:
+    """Watch ``model`` while ``scaler`` trains it; skipped steps are traced to a module.
+
+    Each forward that wants gradients leaves its inputs (by reference) and the random state behind. When a step
+    is skipped and the loss was not finite, that forward is run once more under ``no_grad`` with a look at every
+    module; the random state, buffers and attributes are put back. Parameters, gradients and the scale are never
+    touched: the run is bit for bit what it is without a watch.
+
+    Args:
+        model: the outermost module. ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` are
+            looked into.
+        scaler: ``lucid.amp.GradScaler`` or one of PyTorch's.
+        save_batch: a file for the first batch that made a loss not finite: ``torch.load`` gives a dict with
+            ``args`` and ``kwargs`` of the forward, its ``random_state``, ``update`` and ``scale``.
+        report: called with an :class:`Explanation` after each update with a skip, on rank 0; by default it goes to
+            the logger ``lucid.amp.diagnosis``. None for silence.
+        keep: the inputs of how many backward passes are kept, where several are accumulated. They stay in
+            memory that much longer.
+        replay: False never runs a forward again; then a cause has a kind, and no module in the forward.
+        outputs: measure, for :func:`ranges`, the gradients at every module's output in each N-th forward; 0
+            for never. A forward that is measured is slower.
+
+    Returns:
+        A handle: ``remove()`` ends the watch, as does the end of a ``with`` block. What was seen stays known to
+        :func:`explain`.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``scaler`` no scaler.
+        ValueError: ``keep`` is below 1, or ``outputs`` below 0.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch() takes a module first, got {type(model).__name__}: watch(model, scaler)")
+    if keep < 1 or outputs < 0:
+        raise ValueError(f"keep must be at least 1 and outputs at least 0, got keep={keep}, outputs={outputs}")
+    tracer = Tracer(_models.unwrapped(model), replay, save_batch)
+    return Watch(model, scaler, tracer, report, keep)
+
+
+class Watch(Handle):
+    """A watch over one model; see :func:`watch`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scaler: Any,
+        tracer: Tracer,
+        report: Callable[[Explanation], None] | None,
+        keep: int,
+    ) -> None:
+        self.model, self.tracer, self._report_to = tracer.model, tracer, report
+        self._zeros: tuple[int, list[tuple[str, Tensor]]] = (-1, [])
+        self.scaler = weakref.ref(scaler)
+        self._forwards: deque[Forward] = deque(maxlen=AT_MOST)
+        self._groups: deque[tuple[int, list[Forward]]] = deque(maxlen=keep)
+        self.record = record_of(scaler) or Record()
+        hooked = _models.hookable(model)
+        handles = (
+            listen(scaler, self.record),
+            hooked.register_forward_pre_hook(self._before, with_kwargs=True),
+            hooked.register_forward_hook(self._after),
+        )
+        keep_record(scaler, self.record)
+        self.record.watch = weakref.ref(self)
+
+        def undo() -> None:
+            for handle in handles:
+                handle.remove()
+            self._forwards.clear()
+            self._groups.clear()
+
+        super().__init__(undo)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Keep what the forward needs to be run again."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        inputs = with_tensors((args, kwargs), _without_graph)
+        changes = [_torch.changes(tensor) for tensor in tensors_in(inputs)]
+        device = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
+        self._forwards.append(Forward(inputs, Surroundings(device), changes))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Keep a number of the output, to see later whether a replay gives the same."""
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._forwards:
+            self._forwards[-1].print = fingerprint(output)
+
+    def on_scaled(self, number: int) -> None:
+        """The forwards since the last ``scale`` belong to this one, the ``number``-th since the last update."""
+        self._groups.append((number, list(self._forwards)))
+        self._forwards.clear()
+
+    def on_skip(self, skip: Skip) -> None:
+        """Trace a skip while weights, gradients and inputs are still there."""
+        number = skip.verdict()[1]
+        forwards = next((forwards for group, forwards in self._groups if group == number), None)
+        self.tracer.trace(skip, forwards)
+
+    def on_ended(self, skipped: bool) -> None:
+        """Tell the other ranks of a skip and, on rank 0, report it, once all optimizers had their turn."""
+        updates = self.record.updates
+        if skipped:
+            self._report()
+        elif updates % SAMPLED == 0 or updates & (updates - 1) == 0:
+            self._zeros = (updates - 1, _models.zero_gradients(self.model))
+
+    def _report(self) -> None:
+        from lucid.amp.diagnosis import _explain
+
+        scaler = self.scaler()
+        if scaler is None:
+            return
+        if _models.ranks() > 1:
+            _explain.tell(self.record)
+        if self._report_to is not None and _models.rank() == 0:
+            self._report_to(_explain.explain(scaler))
+
+    def findings(self) -> list[Cause]:
+        """What is wrong with the model besides skipped steps. Reads what was sampled."""
+        parameters = _models.half_parameters(self.model)
+        found = [_words.half(parameters, _models.rank())] if parameters else []
+        update, zeros = self._zeros
+        names = [name for name, zero in zeros if zero.item()]
+        skipped_since = bool(self.record.skips) and self.record.skips[-1].update > update
+        if names and not skipped_since:
+            forwards = self._groups[-1][1] if self._groups else []
+            half = any(forward.surroundings.in_float16 for forward in forwards)
+            silent = self.tracer.silent(forwards)
+            found.append(_words.zero(names, len(zeros), silent, update, half, _models.rank()))
+        return found
+
+    def names(self) -> dict[int, str]:
+        """The name of each of the model's parameters, by its id."""
+        return _models.names(self.model)
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    """The tensor without the graph behind it, which would be kept alive."""
+    return tensor.detach() if tensor.grad_fn is not None else tensor
