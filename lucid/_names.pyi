@@ -1,6 +1,6 @@
 """The names of torch that type checkers see under ``lucid``; nothing runs this file.
 
-One by one, because torch's own list of its names is made at run time, and what is not in it a star import hides.
+One by one, because torch's own list of its names is made at run time, and a star import hides what is not in it.
 """
 # fmt: off
 # ruff: noqa: I001
@@ -205,7 +205,8 @@ from torch import (
     negative as negative, negative_ as negative_, nested as nested, newaxis as newaxis,
     nextafter as nextafter, no_grad as no_grad, nonzero as nonzero, nonzero_static as nonzero_static,
     norm as norm, norm_except_dim as norm_except_dim, normal as normal, not_equal as not_equal,
-    nuclear_norm as nuclear_norm, numel as numel, ones as ones, ones_like as ones_like, ops as ops,
+    nuclear_norm as nuclear_norm, numel as numel, ones as ones, ones_like as ones_like, onnx as onnx,
+    ops as ops,
     orgqr as orgqr, ormqr as ormqr, outer as outer, overrides as overrides, package as package,
     pairwise_distance as pairwise_distance, parse_ir as parse_ir, parse_schema as parse_schema,
     parse_type_comment as parse_type_comment, pca_lowrank as pca_lowrank, pdist as pdist,

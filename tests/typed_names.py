@@ -1,76 +1,68 @@
-"""What type checkers must see of the package; read by mypy and pyright in their strict modes, never run.
+"""A user's program under the specification's names, for type checkers: every line of it must be understood.
 
-The specification's example, and every public name with the type that a user is to be shown.
+It is never run. mypy and pyright read it in their strictest modes; tests/test_typing.py asks them.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from typing_extensions import assert_type
 
 import lucid
 import lucid.nn as nn
 import lucid.nn.functional as F
 import lucid.optim as optim
-from lucid.amp import GradScaler, ScaleUpdate, autocast
+from lucid import GradScaler, amp, autocast
+from lucid.nn import init
+from lucid.nn.attention import SDPBackend, sdpa_kernel
+from lucid.nn.parameter import Parameter
 from lucid.nn.utils import clip_grad_norm_
-from lucid.optim.lr_scheduler import LRScheduler, StepLR
-
-model = nn.Linear(4, 1).to("metal")
-optimizer = optim.SGD(model.parameters(), lr=0.01)
-loss_fn = nn.MSELoss()
-dataloader = [(lucid.randn(8, 4, device="metal"), lucid.randn(8, 1, device="metal")) for _ in range(3)]
-scaler = GradScaler()
-
-assert_type(model, torch.nn.Linear)
-assert_type(optimizer, torch.optim.SGD)
-assert_type(dataloader, list[tuple[torch.Tensor, torch.Tensor]])
-assert_type(lucid.float16, torch.dtype)
-assert_type(lucid.GradScaler(), GradScaler)
-assert_type(F.relu(dataloader[0][0]), torch.Tensor)
-assert_type(lucid.__version__, str)
-
-for x, y in dataloader:
-    optimizer.zero_grad()
-    with autocast():
-        out = model(x)
-    loss = loss_fn(out.float(), y)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    norm = clip_grad_norm_(model.parameters(), max_norm=1.0)
-    assert_type(norm, torch.Tensor)
-    scaler.step(optimizer)
-    scaler.update()
-
-scheduler: LRScheduler = StepLR(optimizer, step_size=1)
-if not scaler.step_was_skipped(optimizer):
-    scheduler.step()
-
-assert_type(scaler.get_scale(), float)
-assert_type(scaler.is_enabled(), bool)
-assert_type(scaler.step_was_skipped(optimizer), bool)
-assert_type(scaler.last_update, ScaleUpdate | None)
-assert_type(scaler.clip_grad_norm_(optimizer, 1.0), torch.Tensor)
-if scaler.last_update is not None:
-    assert_type(scaler.last_update.scale, float)
-    assert_type(scaler.last_update.overflow, bool)
-    assert_type(scaler.last_update.skipped, tuple[bool, ...])
+from lucid.nn.utils.rnn import pad_sequence
+from lucid.optim.lr_scheduler import StepLR
+from lucid.optim.swa_utils import AveragedModel
 
 
-def report(scaler: GradScaler, update: ScaleUpdate) -> None:
-    """A hook as a user writes it."""
+class Net(nn.Module):
+    """A model by names of ``lucid.nn``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.gain = Parameter(lucid.ones(width))
+        init.zeros_(self.first.bias)
+
+    def forward(self, x: lucid.Tensor) -> lucid.Tensor:
+        """Two operators of torch's."""
+        return F.gelu(self.first(x)) * self.gain
 
 
-scaler.register_update_hook(report).remove()
-scaler.load_state_dict(scaler.state_dict())
+def train(steps: int, device: lucid.device) -> float:
+    """The specification's loop, each name of which has torch's type."""
+    model = Net(4).to("metal", lucid.float32)
+    optimizer: torch.optim.Optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = StepLR(optimizer, step_size=10)
+    average = AveragedModel(model)
+    scaler: amp.GradScaler = GradScaler(init_scale=2.0**12)
+    x: torch.Tensor = lucid.randn(8, 4, device=device)
+    y = lucid.zeros_like(x, device="metal")
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with autocast(), sdpa_kernel(SDPBackend.MATH):
+            loss: lucid.Tensor = nn.MSELoss()(model(x).float(), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm: torch.Tensor = clip_grad_norm_(model.parameters(), max_norm=1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if not scaler.step_was_skipped(optimizer):
+            schedule.step()
+            average.update_parameters(model)
+        print(norm.item(), pad_sequence([x, y]).shape)
+    return scaler.get_scale()
 
 
-@autocast("cpu", torch.bfloat16)
-def forward(inputs: torch.Tensor) -> torch.Tensor:
-    """A function as a user decorates it keeps its type."""
-    return inputs
-
-
-assert_type(forward(dataloader[0][0]), torch.Tensor)
-step: Callable[..., Any] = scaler.step
+def load(path: str) -> lucid.Size:
+    """Names beside the training: files, devices, dtypes, submodules of torch."""
+    state = lucid.load(path, map_location="metal")
+    kind: torch.dtype = lucid.bfloat16 if lucid.cuda.is_available() else lucid.float16
+    with lucid.no_grad(), lucid.device("metal"):
+        weights: torch.Tensor = lucid.cat([lucid.eye(3, dtype=kind), lucid.as_tensor(state["weights"])])
+    assert isinstance(weights.device, lucid.device)
+    return lucid.stack([weights, lucid.matmul(weights, weights.T)]).shape
