@@ -1,4 +1,4 @@
-"""`python -m lucid.amp` is `lucid-amp`. Knows nothing else."""
+"""``python -m lucid.amp`` is ``lucid-amp``. Knows nothing else."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`lucid-amp demo`: a network that learns in float16 with the scaler and not without, and why.
+"""``lucid-amp demo``: a network that learns in float16 with the scaler and not without, and why.
 
 Knows the story's order and the options. Refuses to know how any of its parts is made: the task, the race,
 the gradients' flow, the sawtooth, the screen, the picture and the words are files beside this one.

@@ -28,7 +28,7 @@ _BINS_FROM = _LABEL + _PILE + 2
 
 
 def curve(losses: Sequence[float], top: float, width: int) -> str:
-    """A line of blocks as high as the loss, each the mean of its stretch; a `?` where it is not finite.
+    """A line of blocks as high as the loss, each the mean of its stretch; a ``?`` where it is not finite.
 
     Args:
         losses: one a step.

@@ -84,7 +84,7 @@ class Row:
         return sum(not result.loss < 0.98 * GUESS for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
-        """The row, and under `runs` what each seed gave."""
+        """The row, and under ``runs`` what each seed gave."""
         names = ("loss", "test_accuracy", "zero_gradients", "skipped", "scale", "steps", "learnt")
         row = {"way": self.way.name} | {name: getattr(self, name) for name in names}
         return row | {"runs": [asdict(result) for result in self.results]}

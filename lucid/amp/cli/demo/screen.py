@@ -41,7 +41,7 @@ _NUMBERS = {"loss": 6, "test right": 6, "layer 1 zero": 7, "skipped": 7, "scale"
 
 
 def to_ascii(text: str) -> str:
-    """The same text for a console that has ASCII only: `2⁻²⁴` becomes `2^-24`, blocks become signs."""
+    """The same text for a console that has ASCII only: ``2⁻²⁴`` becomes ``2^-24``, blocks become signs."""
     return re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda run: "^" + run.group().translate(_POWERS), text).translate(_ASCII)
 
 
@@ -138,15 +138,14 @@ class Screen:
         share = race.round / race.steps
         done = f"seed {race.seed}, step {race.round}/{race.steps}, {_time_left(race, seeds_after)}"
         line = f"{chart.bar(share, max(self.width - len(done) - 4, 10))}  {done}"
-        return Group(self._table("loss from step 1", cells), Padding(self._text(line), (0, 1)))
+        return Group(self._table("loss so far", cells), Padding(self._text(line), (0, 1)))
 
     def _running(self, training: Training) -> tuple[str, ...]:
-        losses = training.losses or [math.nan]
         zeros = f"{training.zero_gradients[0]:.1%}" if training.zero_gradients else ""
         return (
             training.way.name,
             chart.curve(training.losses, GUESS, self._curve_width),
-            f"{losses[-1]:.4f}",
+            f"{training.losses[-1]:.4f}" if training.losses else "",
             "" if math.isnan(training.accuracy) else f"{training.accuracy:.1%}",
             zeros,
             *_scaling(training.way.scaled, training.skipped, training.scaler.get_scale()),

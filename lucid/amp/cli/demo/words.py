@@ -54,7 +54,7 @@ CAVEAT = (
 
 
 def power(exponent: float) -> str:
-    """A power of two as text: `2⁻²⁴`; the exponent is rounded to a whole number."""
+    """A power of two as text: ``2⁻²⁴``; the exponent is rounded to a whole number."""
     return "2" + f"{exponent:.0f}".translate(_SUPERSCRIPTS)
 
 
