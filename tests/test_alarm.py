@@ -1,0 +1,60 @@
+"""When a collapse of the scale is spoken of, and how often."""
+
+from lucid.amp._alarm import Alarm
+from lucid.amp._schedule import ScaleUpdate
+
+
+def said(alarm: Alarm, index: int, scale: float, new_scale: float, overflow: bool = True) -> list[str]:
+    """The messages after one update."""
+    return list(alarm.messages(ScaleUpdate(index, scale, new_scale, overflow, (overflow,)), lambda: ["head.weight"]))
+
+
+def test_falling_below_one_is_said_once() -> None:
+    """At 1 nothing is said; below it once, with the scale; not again, even after it was above 1 in between."""
+    alarm = Alarm()
+    assert said(alarm, 0, 2.0, 1.0) == []
+    (message,) = said(alarm, 1, 1.0, 0.5)
+    assert "below 1" in message
+    assert "0.5" in message
+    assert said(alarm, 2, 0.5, 0.25) == []
+    assert said(alarm, 3, 0.25, 2.0, overflow=False) == []
+    assert said(alarm, 4, 2.0, 0.5) == []
+
+
+def test_a_scale_that_began_below_one_is_not_spoken_of() -> None:
+    """Losses summed over a batch train well at 0.004: who starts there did not fall."""
+    assert said(Alarm(), 0, 0.004, 0.002) == []
+
+
+def test_a_row_of_25_skips_is_said_once_with_its_beginning_and_the_names() -> None:
+    """After the 25th in a row: how many, since which update, and which parameters; nothing at the 24th or 26th."""
+    alarm = Alarm()
+    assert said(alarm, 6, 8.0, 8.0, overflow=False) == []
+    spoken = [said(alarm, 7 + count, 64.0, 64.0) for count in range(60)]
+    assert [count for count, messages in enumerate(spoken, 1) if messages] == [25]
+    (message,) = spoken[24]
+    for part in ("25 updates in a row", "since update 7", "'head.weight'", "64.0"):
+        assert part in message
+
+
+def test_a_good_update_ends_the_row() -> None:
+    """Twice 24 with a good one between is no row; a second row of 25 is spoken of again."""
+    alarm = Alarm()
+    first = [said(alarm, index, 64.0, 64.0) for index in range(24)]
+    assert said(alarm, 24, 64.0, 64.0, overflow=False) == []
+    second = [said(alarm, index, 64.0, 64.0) for index in range(25, 49)]
+    assert not any(first + second)
+    assert len(said(alarm, 49, 64.0, 64.0)) == 1
+    said(alarm, 50, 64.0, 64.0, overflow=False)
+    assert sum(len(said(alarm, index, 64.0, 64.0)) for index in range(51, 76)) == 1
+
+
+def test_many_names_are_cut_short_and_none_is_said_to_be_unknown() -> None:
+    """Five names and the number of the others; without a step nothing is known."""
+    for names, expected in (([f"w{n}" for n in range(8)], "'w4' and 3 more"), ([], "unknown")):
+        alarm, messages = Alarm(), []
+        for index in range(25):
+            update = ScaleUpdate(index, 64.0, 64.0, True, (True,))
+            messages += list(alarm.messages(update, lambda names=names: names))  # type: ignore[misc]
+        assert expected in messages[0]
+        assert "'w5'" not in messages[0]

@@ -1,0 +1,168 @@
+"""Ready, unscaled, stepped: what an optimizer may do next, whoever it is."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lucid.amp._stages import Answers, Stage, Stages, Turn
+
+
+class Plain:
+    """An object that can be referred to weakly."""
+
+
+class Slotted:
+    """An object that cannot."""
+
+    __slots__ = ()
+
+
+class Equal:
+    """An object that equals every other and has no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        """Say yes."""
+        return True
+
+
+KINDS: list[Callable[[], Any]] = [Plain, Slotted, Equal]
+
+
+def at(stage: Stage) -> Turn:
+    """A turn of an ``SGD`` at that stage."""
+    turn = Turn(type("SGD", (), {})())
+    turn.stage = stage
+    return turn
+
+
+def test_a_new_turn_is_ready_and_may_do_both() -> None:
+    """Nothing needs to have been called before."""
+    turn = Turn(Plain())
+    turn.may_unscale()
+    turn.may_step()
+    assert turn.stage is Stage.READY
+
+
+def test_unscaled_may_only_step() -> None:
+    """A second unscale_ is refused, and told that step or update comes next."""
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) already ran for this SGD.*step\(optimizer\).*update\(\)"):
+        at(Stage.UNSCALED).may_unscale()
+    at(Stage.UNSCALED).may_step()
+
+
+def test_stepped_may_do_neither() -> None:
+    """Both are refused after a step, each in its own words, with what is legal now."""
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) came after step\(\) for this SGD.*update\(\)"):
+        at(Stage.STEPPED).may_unscale()
+    with pytest.raises(RuntimeError, match=r"step\(\) already ran for this SGD.*update\(\)"):
+        at(Stage.STEPPED).may_step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_belongs_to_the_object_itself(kind: Callable[[], Any]) -> None:
+    """Neither equality nor a hash is asked: two objects have two turns."""
+    stages, first, second = Stages(), kind(), kind()
+    assert stages.of(first) is stages.of(first)
+    assert stages.of(first) is not stages.of(second)
+
+
+@pytest.mark.parametrize("kind", [Plain, Equal])
+def test_an_optimizer_is_not_kept_alive(kind: Callable[[], Any]) -> None:
+    """The scaler holds it weakly: the last reference of the user frees it."""
+    freed = []
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def __del__(self) -> None:
+            freed.append(True)
+
+    stages, answers, optimizer = Stages(), Answers(), Watched()
+    stages.of(optimizer).stage = Stage.UNSCALED
+    answers.remember(optimizer, skipped=True)
+    del optimizer
+    gc.collect()
+    assert freed == [True]
+
+
+def test_the_turn_of_a_freed_optimizer_stays() -> None:
+    """Its overflow still counts at the update."""
+    stages, optimizer = Stages(), Plain()
+    turn = stages.of(optimizer)
+    turn.stage, turn.overflow = Stage.UNSCALED, True
+    del optimizer, turn
+    gc.collect()
+    assert [turn.overflow for turn in stages] == [True]
+
+
+def test_an_address_that_is_used_again_is_a_new_optimizer() -> None:
+    """An object made where another one was freed starts ready, and has no answer of the other."""
+    stages, answers = Stages(), Answers()
+    addresses = set()
+    for _ in range(100):
+        optimizer = Plain()
+        addresses.add(id(optimizer))
+        turn = stages.of(optimizer)
+        assert turn.stage is Stage.READY
+        turn.stage = Stage.STEPPED
+        with pytest.raises(RuntimeError, match="never stepped"):
+            answers.skipped(optimizer)
+        answers.remember(optimizer, skipped=True)
+        del optimizer
+    assert len(addresses) < 100, "no address was used again, so nothing was shown"
+
+
+def test_an_object_without_weak_references_is_held_until_the_update() -> None:
+    """Its address cannot be used again before ``clear``, so that its stage stays its own."""
+    stages = Stages()
+    stages.of(Slotted()).stage = Stage.STEPPED
+    others = [Slotted() for _ in range(100)]
+    assert all(stages.of(other).stage is Stage.READY for other in others)
+
+
+def test_turns_come_in_the_order_of_first_calls() -> None:
+    """An optimizer that was not used does not appear, and a second call changes no order."""
+    stages, a, b, c = Stages(), Plain(), Plain(), Plain()
+    for optimizer in (b, a, c, b):
+        stages.of(optimizer)
+    stages.of(a).stage = Stage.UNSCALED
+    stages.of(b).stage = Stage.STEPPED
+    assert list(stages) == [stages.of(b), stages.of(a)]
+
+
+def test_clear_makes_everyone_ready() -> None:
+    """After an update there is no iteration in progress, and every stage is ready."""
+    stages, optimizer = Stages(), Plain()
+    assert not stages.in_progress()
+    stages.of(optimizer).stage = Stage.STEPPED
+    assert stages.in_progress()
+    stages.clear()
+    assert not stages.in_progress()
+    assert stages.of(optimizer).stage is Stage.READY
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_is_the_last_one(kind: Callable[[], Any]) -> None:
+    """Each optimizer's own, whatever it equals, and the newer one replaces the older."""
+    answers, first, second = Answers(), kind(), kind()
+    answers.remember(first, skipped=True)
+    answers.remember(second, skipped=False)
+    assert (answers.skipped(first), answers.skipped(second)) == (True, False)
+    answers.remember(first, skipped=False)
+    assert answers.skipped(first) is False
+
+
+def test_who_was_never_stepped_has_no_answer() -> None:
+    """It raises, and says to pass the object that was given to step."""
+    with pytest.raises(RuntimeError, match=r"Plain was never stepped.*given to step\(\)"):
+        Answers().skipped(Plain())
+
+
+def test_answers_of_freed_optimizers_are_forgotten() -> None:
+    """A loop that makes optimizers does not make the scaler grow."""
+    answers = Answers()
+    for _ in range(1000):
+        answers.remember(Plain(), skipped=False)
+    assert len(answers._by_id) <= 2
