@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from package import MODULES, PUBLIC, ROOT
 
-PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._alarm", "lucid.amp._journal")
+PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._alarm", "lucid.amp._journal", "lucid.amp._ballots")
 
 # A room is a module, or a folder with all that is in it. Each row: what else of the package it may import.
 TENSORS: dict[str, tuple[str, ...]] = {
@@ -41,10 +41,13 @@ TENSORS: dict[str, tuple[str, ...]] = {
         "lucid.amp._division",
         "lucid.amp._norms",
         "lucid.amp._gradients",
+        "lucid.amp._shares",
+        "lucid.amp._consensus",
     ),
     "lucid.amp._causes": ("lucid.amp._torch", "lucid.amp._gradients"),
     "lucid.amp._meshes": ("lucid.amp._torch",),
-    "lucid.amp._consensus": ("lucid.amp._torch", "lucid.amp._meshes"),
+    "lucid.amp._shares": ("lucid.amp._meshes", "lucid.amp._division"),
+    "lucid.amp._consensus": ("lucid.amp._meshes", "lucid.amp._ballots", "lucid.amp._norms"),
 }
 STORY = ("lucid.amp._grad_scaler", "lucid.amp._autocast")
 INSIDE = (*PURE, *TENSORS, *STORY, "lucid.amp", "lucid._metal")
@@ -59,6 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lucid.amp._stages": (),
     "lucid.amp._alarm": ("lucid.amp._schedule",),
     "lucid.amp._journal": (),
+    "lucid.amp._ballots": (),
     **TENSORS,
     "lucid.amp._grad_scaler": (*PURE, *TENSORS),
     "lucid.amp._autocast": ("lucid.amp._torch", "lucid.amp._half", "lucid._metal"),

@@ -15,6 +15,8 @@ The files, in the order in which they are best read::
     _fused.py        the division inside a fused optimizer's kernel
     _clip.py         unscaling and clipping in one multiplication
     _meshes.py       which ranks share an optimizer
+    _shares.py       which gradients a rank counts in a norm over all ranks
+    _ballots.py      what ranks exchange, as integers
     _consensus.py    did any rank overflow?
     _causes.py       which gradients were not finite
     _grad_scaler.py  GradScaler: a short story told with the files above

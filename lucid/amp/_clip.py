@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lucid.amp import _division, _norms, _torch
+from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import DIVIDES_IN, Divisor
 from lucid.amp._gradients import Gradients
+from lucid.amp._shares import Part, Shares
 
 _LIMIT = torch.finfo(torch.float32).max * 0.999
 """Float32 norms are rounded: a norm this close to the largest number is looked at again."""
@@ -86,6 +88,71 @@ def clip_(optimizer: Any, gradients: Gradients, divisor: Divisor, clipping: Clip
         return _clip_true(chosen, clipping, _division.read(divisor.divide_(chosen)) or overflow)
     _multiply_(chosen, divisor, clipping.coefficient(norm))
     return Clipped(_tensor(norm, chosen), overflow=False)
+
+
+def clip_together_(
+    optimizer: Any,
+    gradients: Gradients,
+    divisor: Divisor,
+    clipping: Clipping,
+    groups: Sequence[Any],
+    consensus: Consensus,
+) -> Clipped:
+    """Do what :func:`clip_` does, with the norm and the verdict of all ranks of the groups.
+
+    Nothing is changed before all ranks have agreed, so every gradient is read before the one multiplication.
+    """
+    if clipping.order == 0:
+        raise ValueError("norm_type 0 counts tensors, and ranks hold parts of tensors. Use a norm_type other than 0.")
+    chosen, others = clipping.split(optimizer, gradients)
+    fresh = {id(tensor) for tensor in gradients.fresh}
+    parameters = {id(tensor): parameter for parameter, tensor in gradients.pairs}
+    parts = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in chosen]
+    beside = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in others]
+    shares = Shares(parts, groups, consensus.given(optimizer))
+    (norm, _), finite = _look([shares.counted, shares.rest + beside], divisor, clipping.order)
+    mine = Poll(norm, clipping.order, shares.questions, overflow=not finite)
+    poll = consensus.measure(optimizer, groups, mine, scale=divisor.scale)
+    if poll.questions and not poll.overflow:
+        (norm,), _ = _look([shares.resolve(poll.questions, consensus)], divisor, clipping.order)
+        rest = consensus.measure(optimizer, groups, Poll(norm, clipping.order), scale=divisor.scale)
+        poll = poll._replace(norm=_norms.combined([poll.norm, rest.norm], clipping.order))
+    if poll.overflow:
+        divisor.divide_(gradients.fresh, judged=False)
+        return Clipped(_tensor(poll.norm if not math.isfinite(poll.norm) else math.inf, chosen), overflow=True)
+    coefficient = clipping.coefficient(poll.norm)
+    _multiply_([part.values for part in parts if part.scaled], divisor, coefficient)
+    _scale_down_([part.values for part in parts if not part.scaled], coefficient)
+    divisor.divide_([part.values for part in beside if part.scaled], judged=False)
+    return Clipped(_tensor(poll.norm, chosen), overflow=False)
+
+
+def _look(lists: Sequence[Sequence[Part]], divisor: Divisor, order: float) -> tuple[list[float], bool]:
+    """Return the norm of the true values of each list, and whether all of them are finite; changes nothing."""
+    halves = [[part.values for part in parts if part.scaled is scaled] for parts in lists for scaled in (True, False)]
+    powers = [_norms.power(half, order) if _norms.is_additive(order) else [] for half in halves]
+    numbers = iter(_division.numbers([power for parts in powers for power in parts]))
+    totals = [[next(numbers) for _ in parts] for parts in powers]
+    norms, all_finite = [], True
+    for index, (half, total) in enumerate(zip(halves, totals, strict=True)):
+        norm, finite = _norm_of(half, total, divisor if index % 2 == 0 else Divisor(1.0), order)
+        norms.append(norm)
+        all_finite = all_finite and finite
+    return [_norms.combined(pair, order) for pair in zip(norms[::2], norms[1::2], strict=True)], all_finite
+
+
+def _norm_of(tensors: list[Tensor], totals: list[float], divisor: Divisor, order: float) -> tuple[float, bool]:
+    """Return the norm of tensors over the scale, and whether every quotient is finite."""
+    if not tensors:
+        return (0.0 if order > 0 else math.inf), True
+    total = max(totals, default=0.0) if order == math.inf else sum(totals)
+    if _UNDERFLOW < total < math.inf and (norm := _norms.root(total, order) / divisor.scale) <= _LIMIT:
+        return norm, True
+    if _division.read(divisor.judge_quotients(tensors)):
+        return (math.nan if math.isnan(total) else math.inf), False
+    if _norms.is_additive(order):
+        return _norms.robust(tensors, order) / divisor.scale, True
+    return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
 
 
 def _read(parts: list[Tensor], verdict: list[Tensor], order: float) -> tuple[bool, float]:

@@ -4,31 +4,41 @@ The only file that talks to other processes. Knows collectives: what is asked, o
 answer means. Refuses to know gradients: it is told this rank's verdict, or this rank's reason to refuse, and
 returns everybody's.
 
-Every question is one MAX reduction of a few numbers over each group in turn. In a grid of ranks the maximum
-over the rows, then over the columns, is the maximum over all: no rank needs a group that spans them all.
+A question is one MAX reduction of a few numbers over each group in turn. In a grid of ranks the maximum over
+the rows, then over the columns, is the maximum over all: no rank needs a group that spans them all.
 """
 
 from __future__ import annotations
 
-import struct
+import functools
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2s
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from lucid.amp import _meshes
+from lucid.amp import _ballots, _meshes, _norms
 
 if TYPE_CHECKING:
     from lucid.amp._meshes import Group, Spread
 
-# What a refusal may be, the narrower class first. The other ranks raise the class that the refusing rank raises:
-# a program that catches it then goes the same way everywhere.
-_REFUSALS: tuple[type[Exception], ...] = (NotImplementedError, ValueError, TypeError, RuntimeError)
-_MESSAGE_BYTES = 1024
-_STEP, _UPDATE = 1, -1
+
+class Poll(NamedTuple):
+    """One rank's part of a norm, or that of all.
+
+    Attributes:
+        norm: of the true gradients; inf or NaN where it has no value.
+        order: the order of the norm.
+        questions: which questions must be asked before the norm is complete; below 2¹⁶.
+        overflow: whether a quotient was not finite.
+    """
+
+    norm: float
+    order: float
+    questions: int = 0
+    overflow: bool = False
 
 
 class Consensus:
@@ -57,10 +67,14 @@ class Consensus:
         """
         if not _meshes.running():
             return ()
-        given = [groups for owner, groups in self._given if owner is None or owner() is optimizer]
+        given = self.given(optimizer)
         if not given:
             _meshes.refuse_flat_shards(optimizer)
-        return _meshes.without_nested([*_flat(given), *_meshes.of_parameters(optimizer)])
+        return _meshes.without_nested([*given, *_meshes.of_parameters(optimizer)])
+
+    def given(self, optimizer: Any) -> list[Group]:
+        """The groups that the user gave for this optimizer."""
+        return _flat(groups for owner, groups in self._given if owner is None or owner() is optimizer)
 
     def agree(
         self,
@@ -84,7 +98,51 @@ class Consensus:
             RuntimeError: on all ranks, where their scales differ or one of them is in ``update`` instead.
         """
         near = _meshes.parameters_of(optimizer) if groups else ()
-        return _ask(groups, near, overflow, refusal, _STEP * _bits(scale))
+        return _ask(groups, near, overflow, refusal, _ballots.STEP * _ballots.of_scale(scale))
+
+    def measure(
+        self,
+        optimizer: Any,
+        groups: Sequence[Group],
+        poll: Poll,
+        refusal: Exception | None = None,
+        scale: float = 1.0,
+    ) -> Poll:
+        """What :meth:`agree` decides and, in the same collective, the norm over all ranks.
+
+        Args:
+            optimizer: whose gradients are measured.
+            groups: from :meth:`groups`; at least one.
+            poll: this rank's verdict, its part of the norm, and the questions that it must ask.
+            refusal: why this rank will not go on, if so.
+            scale: the scale that this rank divides by.
+
+        Raises:
+            Exception: as :meth:`agree`.
+        """
+        near, mine, trouble = _meshes.parameters_of(optimizer), poll.overflow, refusal is not None
+        for group in groups:
+            poll, trouble = _gather(group, near, poll, trouble, _ballots.of_scale(scale))
+        if trouble:
+            self.agree(optimizer, groups, mine, refusal, scale)
+        return poll
+
+    def are_first(self, groups: Sequence[Group], marks: Sequence[object]) -> list[bool]:
+        """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks."""
+        first = [True] * len(marks)
+        for group in groups:
+            heard: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(heard, list(marks), group=group)
+            lower = {mark for marks_of_one in heard[: dist.get_rank(group)] for mark in marks_of_one}
+            first = [was and mark not in lower for was, mark in zip(first, marks, strict=True)]
+        return first
+
+    def summed(self, addends: Any) -> torch.Tensor:
+        """This rank's values of a DTensor after the addends of all ranks were added."""
+        from torch.distributed.tensor import Replicate
+
+        placements = [Replicate() if place.is_partial() else place for place in addends.placements]
+        return _meshes.local(addends.redistribute(placements=placements))
 
     def agree_on_update(self, overflow: bool, scale: float = 1.0) -> bool:
         """Whether any rank of the given groups overflowed since the last update.
@@ -96,7 +154,7 @@ class Consensus:
         Raises:
             RuntimeError: on all ranks, where these scales differ or one of the ranks is in a step instead.
         """
-        return _ask(self._all_given(), (), overflow, None, _UPDATE * _bits(scale))
+        return _ask(self._all_given(), (), overflow, None, _ballots.UPDATE * _ballots.of_scale(scale))
 
     def agree_on_load(self, values: Mapping[str, float] | None, refusal: Exception | None = None) -> None:
         """Check that all ranks of the given groups load the same state.
@@ -106,41 +164,33 @@ class Consensus:
             refusal: why this rank will not load, if so. It is raised here after the others have been told.
 
         Raises:
-            Exception: ``refusal`` itself; on the other ranks one of its class that names rank and reason.
+            Exception: ``refusal`` itself; on the other ranks one of its class, which names the rank and the reason.
             RuntimeError: on all ranks, where the states differ.
         """
         groups = self._all_given()
-        words = _digest(values) if values is not None else ()
-        answer = _reduce(groups, (), [_vote(refusal), *_both_ways(words or (0,) * 4)])
+        words = _ballots.of_state(values or {})
+        answer = _reduce(groups, (), [_vote(refusal), *_ballots.both_ways(words)])
         _raise_refusal(groups, (), answer[0], refusal)
-        if _differ(answer[1:]):
-            raise RuntimeError(
-                "load_state_dict was given different states on the ranks that share this scaler; rank "
-                f"{dist.get_rank()} was given {dict(values or {})}. Nothing was loaded anywhere. Load the "
-                "same checkpoint on every rank."
-            )
+        if _ballots.differ(answer[1:]):
+            raise _ballots.different_states(values or {}, dist.get_rank())
 
     def _all_given(self) -> tuple[Group, ...]:
         return _meshes.without_nested(_flat(groups for _, groups in self._given)) if _meshes.running() else ()
 
 
 def _ask(
-    groups: Sequence[Group],
-    near: Iterable[torch.Tensor],
-    overflow: bool,
-    refusal: Exception | None,
-    scale: int,
+    groups: Sequence[Group], near: Iterable[torch.Tensor], overflow: bool, refusal: Exception | None, scale: int
 ) -> bool:
     """One question of four 32-bit numbers: overflow, who refuses, and the scale from both sides."""
-    answer = _reduce(groups, near, [int(overflow), _vote(refusal), *_both_ways([scale])])
+    answer = _reduce(groups, near, [int(overflow), _vote(refusal), *_ballots.both_ways([scale])])
     _raise_refusal(groups, near, answer[1], refusal)
-    if _differ(answer[2:]):
-        raise RuntimeError(_scale_message(answer[2], answer[3], scale))
+    if _ballots.differ(answer[2:]):
+        raise _ballots.discord(answer[2], answer[3], scale, dist.get_rank())
     return bool(answer[0])
 
 
 def _reduce(groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int]) -> list[int]:
-    """The elementwise maximum over all ranks of the groups; read by the host once per device."""
+    """The elementwise maximum over all ranks of the groups, in one host read."""
     if not groups:
         return numbers
     near = list(near)
@@ -151,6 +201,19 @@ def _reduce(groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list
     return [int(vote) for vote in votes.tolist()]
 
 
+def _gather(group: Group, near: Iterable[torch.Tensor], poll: Poll, trouble: bool, scale: int) -> tuple[Poll, bool]:
+    """The polls of a group as one, and whether any rank refuses or scales differ: 16 bytes a rank."""
+    numbers = [poll.questions << 2 | trouble << 1 | poll.overflow, scale, *_ballots.of_norm(poll.norm)]
+    mine = torch.tensor(numbers, dtype=torch.int32, device=_meshes.device_for(group, near))
+    heard = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(heard, mine, group=group)
+    rows = torch.stack(heard).tolist()
+    flags = functools.reduce(operator.or_, (row[0] for row in rows))
+    norm = _norms.combined([_ballots.norm_of(row[2:]) for row in rows], poll.order)
+    trouble = bool(flags & 2) or len({row[1] for row in rows}) > 1
+    return Poll(norm, poll.order, flags >> 2, bool(flags & 1)), trouble
+
+
 def _vote(refusal: Exception | None) -> int:
     """0 for a rank that goes on; the lowest rank that refuses has the highest vote."""
     if refusal is None or not _meshes.running():
@@ -158,76 +221,16 @@ def _vote(refusal: Exception | None) -> int:
     return dist.get_world_size() - dist.get_rank()
 
 
-def _raise_refusal(
-    groups: Sequence[Group], near: Iterable[torch.Tensor], vote: int, refusal: Exception | None
-) -> None:
+def _raise_refusal(groups: Sequence[Group], near: Iterable[torch.Tensor], vote: int, refusal: Exception | None) -> None:
     """Raise this rank's refusal or another's, whose words take one more reduction."""
     if vote and groups:
         rank = dist.get_world_size() - vote
-        kind, words = _read_out(groups, near, refusal if rank == dist.get_rank() else None)
+        letters = _ballots.of_refusal(refusal) if refusal and rank == dist.get_rank() else [0] * _ballots.LETTERS
+        letters = _reduce(groups, near, letters)
         if refusal is None:
-            raise kind(
-                f"rank {rank}, which shares this decision, refused; nothing has changed anywhere. {words}"
-            )
+            raise _ballots.refusal_of(letters, rank)
     if refusal is not None:
         raise refusal
-
-
-def _read_out(
-    groups: Sequence[Group], near: Iterable[torch.Tensor], refusal: Exception | None
-) -> tuple[type[Exception], str]:
-    """The class and the words of the one refusal that is passed; the other ranks contribute zeros."""
-    letters = bytearray(_MESSAGE_BYTES)
-    if refusal is not None:
-        kind = next((i for i, kind in enumerate(_REFUSALS) if isinstance(refusal, kind)), len(_REFUSALS) - 1)
-        said = bytes([kind]) + str(refusal).encode()[: _MESSAGE_BYTES - 1]
-        letters[: len(said)] = said
-    heard = bytes(_reduce(groups, near, list(letters)))
-    return _REFUSALS[heard[0]], heard[1:].rstrip(b"\0").decode(errors="ignore")
-
-
-def _bits(scale: float) -> int:
-    """A positive float32 as an integer that is exact and in the same order."""
-    return int(struct.unpack("<i", struct.pack("<f", scale))[0])
-
-
-def _scale(bits: int) -> float:
-    """The scale that ``_bits`` told, of a step or of an update."""
-    return float(struct.unpack("<f", struct.pack("<i", abs(bits)))[0])
-
-
-def _both_ways(numbers: Sequence[int]) -> list[int]:
-    """Each number and its negative: after a maximum over ranks they cancel only where all gave the same."""
-    return [side for number in numbers for side in (number, -number)]
-
-
-def _differ(sides: Sequence[int]) -> bool:
-    return any(up + down for up, down in zip(sides[::2], sides[1::2], strict=True))
-
-
-def _digest(values: Mapping[str, float]) -> tuple[int, ...]:
-    """Four 31-bit numbers that differ where the values do."""
-    told = repr(sorted((key, float(value)) for key, value in values.items()))
-    return tuple(word >> 1 for word in struct.unpack("<4I", blake2s(told.encode(), digest_size=16).digest()))
-
-
-def _scale_message(up: int, down: int, own: int) -> str:
-    rank = dist.get_rank()
-    # A step tells its scale as a positive number, an update as a negative one: two positive maxima are a mixture.
-    if up > 0 and down > 0:
-        here, there = ("a step", "update()") if own > 0 else ("update()", "a step")
-        return (
-            f"rank {rank} is in {here} while a rank that shares its decisions is in {there}. All ranks of a "
-            "group call unscale_, step and update in the same order; an optimizer that lives on some ranks only "
-            "needs GradScaler(process_group={optimizer: its group})."
-        )
-    low, high = sorted(_scale(bits) for bits in (up, down))
-    return (
-        f"ranks that decide together hold different scales, from {low} to {high} (rank {rank}: {_scale(own)}); "
-        "nothing was divided or stepped. Load the same state_dict on every rank and give update(new_scale) the "
-        "same scale everywhere; where an optimizer lives on some ranks only, pass "
-        "GradScaler(process_group={optimizer: group, ...}) with a group for each, so that update() is shared."
-    )
 
 
 def _flat(parts: Iterable[tuple[Group, ...]]) -> list[Group]:

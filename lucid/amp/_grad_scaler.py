@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lucid.amp import _causes, _clip, _division, _fused, _gradients, _outputs, _schedule
 from lucid.amp._alarm import Alarm
-from lucid.amp._consensus import Consensus
+from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import Divisor
 from lucid.amp._gradients import Gradients
 from lucid.amp._memory import Seen
@@ -199,8 +199,13 @@ class GradScaler:
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
         turn.may_unscale()
-        gradients = Gradients(optimizer, self._divided)
-        clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
+        groups = self._consensus.groups(optimizer)
+        gradients = self._collect(optimizer, groups, clipping.order)
+        if groups:
+            consensus = self._consensus
+            clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, consensus)
+        else:
+            clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
         self._mark_unscaled(turn, gradients, clipped.overflow)
         if clipped.overflow and error_if_nonfinite:
             raise RuntimeError(
@@ -306,12 +311,16 @@ class GradScaler:
         self._mark_unscaled(turn, gradients, overflow)
         return reading if in_kernel and not overflow else None
 
-    def _collect(self, optimizer: Any, groups: Any) -> Gradients:
+    def _collect(self, optimizer: Any, groups: Any, order: float | None = None) -> Gradients:
+        """Find the gradients; before a refusal is raised the other ranks, who clip or step, are told."""
+        scale = self._standing.scale
         try:
             return Gradients(optimizer, self._divided)
         except Exception as refusal:
-            if groups:
-                self._consensus.agree(optimizer, groups, False, refusal, scale=self._standing.scale)
+            if groups and order is not None:
+                self._consensus.measure(optimizer, groups, Poll(0.0, order), refusal, scale)
+            elif groups:
+                self._consensus.agree(optimizer, groups, False, refusal, scale)
             raise
 
     def _mark_unscaled(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor]) -> None:

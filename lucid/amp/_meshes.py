@@ -92,6 +92,36 @@ def device_for(group: Group, near: Iterable[torch.Tensor]) -> torch.device:
     return next((tensor.device for tensor in near if tensor.device.type in kinds), torch.device(kinds[0]))
 
 
+def ranks(group: Group) -> list[int]:
+    """The global ranks of a group."""
+    return dist.get_process_group_ranks(group)
+
+
+def members(tensor: Any) -> frozenset[int]:
+    """The ranks among which a tensor says how it is spread: those of its mesh, or this one for a plain tensor."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return frozenset([dist.get_rank()] if mesh is None else mesh.mesh.flatten().tolist())
+
+
+def is_partial(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor whose local values are addends."""
+    return any(placement.is_partial() for placement in getattr(tensor, "placements", ()))
+
+
+def is_first_replica(tensor: Any) -> bool:
+    """Whether this rank is the first of those that the tensor's own mesh gives the same values."""
+    placements = getattr(tensor, "placements", ())
+    coordinates = tensor.device_mesh.get_coordinate() or () if placements else ()
+    spread = zip(placements, coordinates, strict=False)
+    return not any(index and (place.is_replicate() or place.is_partial()) for place, index in spread)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's values."""
+    values: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return values
+
+
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     """All parameters of an optimizer, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

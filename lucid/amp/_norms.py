@@ -48,12 +48,24 @@ def root(total: float, order: float) -> float:
     return math.sqrt(total) if order == 2.0 else total ** (1.0 / order)
 
 
+def combined(norms: Sequence[float], order: float) -> float:
+    """Return the norm of what these are the norms of; 0 for p > 0, inf for p < 0, is that of nothing."""
+    if any(math.isnan(norm) for norm in norms):
+        return math.nan
+    pivot = (max if order > 0 else min)(norms)
+    if math.isinf(order) or pivot == 0 or math.isinf(pivot):
+        return pivot
+    return float(pivot * sum((norm / pivot) ** order for norm in norms) ** (1.0 / order))
+
+
 def robust(tensors: Sequence[Tensor], order: float) -> float:
     """Return the norm of finite tensors whose power overflows: that of tensors divided by the largest element.
 
     ‖x‖ = m · ‖x / m‖ with m = max|x|. Reads twice and needs a bounded workspace.
     """
     largest = max(float(part) for part in power(tensors, math.inf))
+    if largest == 0:
+        return 0.0
     total = 0.0
     for _, dtype, bucket in _torch.by_device_and_dtype(list(tensors)):
         for group in pieces(bucket):
@@ -63,13 +75,11 @@ def robust(tensors: Sequence[Tensor], order: float) -> float:
 
 
 def _squares(bucket: list[Tensor]) -> Iterator[Tensor]:
-    small = []
-    for tensor in bucket:
+    small = [tensor for tensor in bucket if tensor.numel() < _SMALL and tensor.is_contiguous()]
+    for tensor in bucket if len(small) < len(bucket) else ():
         if not tensor.is_contiguous():
             yield torch.linalg.vector_norm(tensor).square()
-        elif tensor.numel() < _SMALL:
-            small.append(tensor)
-        else:
+        elif tensor.numel() >= _SMALL:
             yield from _dots(tensor.view(-1))
     for group in pieces(small):
         yield from _dots(_torch.joined(group))

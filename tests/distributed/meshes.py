@@ -28,6 +28,18 @@ def mesh(*shape: int, names: tuple[str, ...] = ("dp", "tp")) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names[-len(shape) :])
 
 
+@functools.cache
+def lower_half() -> DeviceMesh:
+    """A mesh over the first half of four ranks, made on all of them."""
+    return DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("half", "within"))["within"]
+
+
+@functools.cache
+def crooked() -> DeviceMesh:
+    """A grid whose rows are neither sorted nor evenly spaced."""
+    return DeviceMesh("cpu", [[0, 3], [2, 1]], mesh_dim_names=("dp", "tp"))
+
+
 def fsdp2(optimizer: str, **policies: Any) -> Layout:
     """Every parameter sharded over all ranks."""
     return _fsdp2(optimizer, mesh(2, names=("dp",)), **policies)
@@ -97,9 +109,7 @@ def sequence_parallel(optimizer: str) -> Layout:
     }
     grid = mesh(2, names=("tp",))
     parallelize_module(model, grid, plan)
-    to_parts = PrepareModuleInput(
-        input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=False
-    )
+    to_parts = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=False)
     to_whole = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
     parallelize_module(model, grid, to_parts)
     parallelize_module(model, grid, to_whole)

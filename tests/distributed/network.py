@@ -67,3 +67,11 @@ def train_alone(optimizer: str, lands: Iterable[bool]) -> dict[str, Tensor]:
         if lands_now:
             stepper.step()
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def norm_alone(norm_type: float) -> float:
+    """The total norm of the first iteration's gradients in one process."""
+    model = net()
+    x, y = batch(0)
+    loss_of(model(x), y).backward()
+    return float(nn.utils.get_total_norm([p.grad for p in model.parameters()], norm_type))

@@ -105,6 +105,16 @@ def fsdp1(optimizer: str, use_orig_params: bool) -> Layout:
     return Layout(plain_backward(model), stepper, dist.group.WORLD, whole=whole)
 
 
+def fsdp1_flat(optimizer: str) -> Layout:
+    """The optimizer holds the flat shards."""
+    return fsdp1(optimizer, use_orig_params=False)
+
+
+def fsdp1_views(optimizer: str) -> Layout:
+    """The optimizer holds views into them."""
+    return fsdp1(optimizer, use_orig_params=True)
+
+
 def _replicated(model: nn.Module, optimizer: str, backward: Backward, **options: Any) -> Layout:
     stepper = OPTIMIZERS[optimizer](model.parameters())
 

@@ -33,7 +33,7 @@ class Team:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="team")
         self._patience = patience
-        self._pipes, self.processes = [], []
+        self.pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
             rendezvous = pathlib.Path(self._folder.name, "rendezvous").as_uri()
@@ -41,12 +41,12 @@ class Team:
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
-            self._pipes.append(here)
+            self.pipes.append(here)
             self.processes.append(process)
 
     def run(self, function: str, *arguments: Any) -> list[Any]:
         """What a function, told as ``module.name``, returned on each rank for these arguments."""
-        for pipe in self._pipes:
+        for pipe in self.pipes:
             pipe.send((function, arguments))
         return self.collect(time.monotonic() + 120)
 
@@ -56,12 +56,21 @@ class Team:
         Raises:
             RankError: with the tracebacks, after the whole team was dismissed.
         """
-        answers = [_receive(pipe, until) for pipe in self._pipes]
+        answers = [self.answer(rank, until) for rank in range(len(self.pipes))]
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
         if failures:
             self.dismiss()
             raise RankError("\n".join(failures))
         return [value for _, value in answers]
+
+    def answer(self, rank: int, until: float) -> tuple[bool, Any]:
+        """Whether a rank returned, and what; or how it failed."""
+        try:
+            if self.pipes[rank].poll(max(until - time.monotonic(), 0)):
+                return self.pipes[rank].recv()
+            return False, "no answer: it hangs"
+        except (EOFError, ConnectionError):
+            return False, "the process ended"
 
     @property
     def alive(self) -> bool:
@@ -80,15 +89,6 @@ def named(function: str) -> Callable[..., Any]:
     """The function of this ``module.name``, imported where it runs: the tests' own process stays light."""
     module, _, name = function.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def _receive(pipe: Connection, until: float) -> tuple[bool, Any]:
-    try:
-        if pipe.poll(max(until - time.monotonic(), 0)):
-            return pipe.recv()
-        return False, "no answer: it hangs"
-    except (EOFError, ConnectionError):
-        return False, "the process ended"
 
 
 def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, patience: float) -> None:

@@ -1,0 +1,96 @@
+"""What ranks do in the tests of the global norm; every function runs on all ranks of a team."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from decisions import caught, own
+from drill import SCALE, local, poison_gradient
+from team import named
+from torch import Tensor, nn
+
+from lucid.amp import GradScaler
+
+
+def clip(layout: str, max_norm: float, norm_type: float, optimizer: str = "sgd") -> dict[str, Any]:
+    """Clip one layout's gradients once; the norm, the gradients and whether the step lands."""
+    spread = named(layout)(optimizer)
+    scaler = GradScaler(init_scale=SCALE, process_group=spread.process_group)
+    spread.backward(0, scaler)
+    before = _locals(spread.optimizer)
+    norm = scaler.clip_grad_norm_(spread.optimizer, max_norm, norm_type)
+    ratios = _ratios(before, _locals(spread.optimizer))
+    scaler.step(spread.optimizer)
+    return {"norm": float(norm), "plain": type(norm) is Tensor, "ratios": ratios}
+
+
+def clip_overflow(layout: str) -> dict[str, Any]:
+    """One rank's gradients overflow before the clip."""
+    spread = named(layout)("sgd")
+    scaler = GradScaler(init_scale=SCALE, process_group=spread.process_group)
+    spread.backward(0, scaler)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        poison_gradient(spread.optimizer, 0)
+    before = _locals(spread.optimizer)
+    norm = scaler.clip_grad_norm_(spread.optimizer, 1e-3)
+    ratios = _ratios(before, _locals(spread.optimizer))
+    scaler.step(spread.optimizer)
+    skipped = scaler.step_was_skipped(spread.optimizer)
+    return {"norm": float(norm), "ratios": ratios, "skipped": skipped}
+
+
+def by_hand(gradients: list[dict[str, list[float]]], norm_type: float) -> float:
+    """The norm where each rank holds plain gradients under one given group."""
+    mine = gradients[dist.get_rank()]
+    parameters = []
+    for number, values in enumerate(mine.values()):
+        parameter = nn.Parameter(torch.full((len(values),), float(number)))
+        parameter.grad = torch.tensor(values) * 8.0
+        parameters.append(parameter)
+    optimizer = torch.optim.SGD(parameters or [{"params": []}], lr=1.0)
+    scaler = GradScaler(init_scale=8.0, process_group=dist.group.WORLD)
+    return float(scaler.clip_grad_norm_(optimizer, math.inf, norm_type))
+
+
+def refuse_while_clipping() -> dict[str, Any]:
+    """The last rank meets a float16 gradient."""
+    stray = dist.get_rank() == dist.get_world_size() - 1
+    parameter = own(3, gradient=64.0, dtype=torch.float16 if stray else torch.float32)
+    optimizer = torch.optim.SGD([("stray", parameter)], lr=1.0)
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+    raised = caught(lambda: scaler.clip_grad_norm_(optimizer, 1.0))
+    return {"raised": raised, "untouched": bool((parameter.grad == 64).all())}
+
+
+def subset() -> tuple[float, list[float]]:
+    """The norm is asked of the first of two parameters; the second's gradient is only unscaled."""
+    rank = dist.get_rank()
+    first, second = own(1, gradient=8.0 * (3.0 + rank)), own(1, gradient=8.0 * 100.0)
+    optimizer = torch.optim.SGD([first, second], lr=1.0)
+    scaler = GradScaler(init_scale=8.0, process_group=dist.group.WORLD)
+    norm = scaler.clip_grad_norm_(optimizer, 2.5, parameters=[first])
+    return float(norm), [first.grad.item(), second.grad.item()]
+
+
+def huge() -> tuple[float, bool]:
+    """Finite gradients whose squares overflow float32, on every rank."""
+    parameter = own(2, gradient=3e38 if dist.get_rank() == 0 else 2e38)
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    scaler = GradScaler(init_scale=2.0**20, process_group=dist.group.WORLD)
+    norm = scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    return float(norm), scaler.step_was_skipped(optimizer)
+
+
+def _locals(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [local(p.grad).detach().double().clone() for p in parameters if p.grad is not None]
+
+
+def _ratios(before: list[Tensor], after: list[Tensor]) -> list[float]:
+    """After over before where both are finite and not zero: the smallest and the largest."""
+    ratios = [new / old for old, new in zip(before, after, strict=True)]
+    flat = torch.cat([ratio.flatten() for ratio in ratios])
+    flat = flat[flat.isfinite() & (flat != 0)]
+    return [float(flat.min()), float(flat.max())] if len(flat) else []

@@ -1,0 +1,246 @@
+"""What ranks do in the tests of refusals, counts and groups: small programs that return what they saw.
+
+Every function runs on all ranks of a team. Knows the scaler and torch.distributed; judges nothing.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import meshes
+import torch
+import torch.distributed as dist
+from handmade import first_half
+from network import batch, loss_of, net
+from replicas import fsdp1
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from lucid.amp import GradScaler
+
+
+def caught(action: Callable[[], Any]) -> tuple[str, str]:
+    """The class and the words of what the action raised; empty where it returned."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def own(*shape: int, gradient: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    """A parameter of ones with a gradient of one value."""
+    parameter = nn.Parameter(torch.ones(shape, dtype=dtype))
+    parameter.grad = torch.full(shape, gradient, dtype=dtype)
+    return parameter
+
+
+@contextlib.contextmanager
+def collectives() -> Iterator[list[tuple[str, int]]]:
+    """Every collective of torch.distributed that is called, by name, with the bytes that it was given."""
+    seen: list[tuple[str, int]] = []
+    originals = {name: getattr(dist, name) for name in COLLECTIVES}
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*arguments: Any, **options: Any) -> Any:
+            tensors = [a for a in (*arguments, *options.values()) if isinstance(a, Tensor)]
+            seen.append((name, sum(t.numel() * t.element_size() for t in tensors)))
+            return original(*arguments, **options)
+
+        return call
+
+    for name, original in originals.items():
+        setattr(dist, name, watched(name, original))
+    try:
+        yield seen
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+COLLECTIVES = [
+    name
+    for name in dir(dist)
+    if name.startswith(("all_", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "isend"))
+    and callable(getattr(dist, name))
+    and name != "all_gather_multigpu"
+]
+
+
+def refuse(dtype: torch.dtype | None, kind: str, grid: bool) -> dict[str, Any]:
+    """The last rank meets a gradient of ``dtype`` (or an inference tensor); what every rank raised and changed."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    good = own(3, gradient=64.0)
+    bad = own(3, gradient=64.0, dtype=dtype if rank == last and dtype else torch.float32)
+    if rank == last and dtype is None:
+        with torch.inference_mode():
+            bad.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([("good", good), ("stray", bad)], lr=1.0)
+    process_group = meshes.mesh(2, 2) if grid else dist.group.WORLD
+    scaler = GradScaler(init_scale=4.0, process_group=process_group)
+    raised = caught(lambda: getattr(scaler, kind)(optimizer))
+    again = caught(lambda: getattr(scaler, kind)(optimizer))
+    untouched = bool((good == 1).all() and (good.grad == 64).all())
+    bad.grad = None
+    scaler.step(optimizer)
+    scaler.update()
+    after = good.detach().clone()
+    return {"raised": raised, "again": again, "untouched": untouched, "after": after, "scale": scaler.get_scale()}
+
+
+def fsdp1_without_group(use_orig_params: bool) -> tuple[str, str]:
+    """FSDP1 and a scaler that was told of no group."""
+    layout = fsdp1("sgd", use_orig_params)
+    scaler = GradScaler()
+    layout.backward(0, scaler)
+    return caught(lambda: scaler.step(layout.optimizer))
+
+
+def count(layout: str, given: bool) -> dict[str, list[tuple[str, int]]]:
+    """The collectives of one step and of one update, with a mesh, a given group of all ranks, both or neither."""
+    if layout == "plain":
+        optimizer = torch.optim.SGD([own(4, gradient=4.0)], lr=1.0)
+    else:
+        grid = {"line": meshes.mesh(2, names=("dp",)), "grid": None}[layout] or meshes.mesh(2, 2)
+        parameter = nn.Parameter(distribute_tensor(torch.ones(4, 4), grid, [Shard(0)] * grid.ndim))
+        parameter.grad = distribute_tensor(torch.ones(4, 4), grid, [Shard(0)] * grid.ndim)
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = GradScaler(process_group=dist.group.WORLD if given else None)
+    with collectives() as step:
+        scaler.step(optimizer)
+    with collectives() as update:
+        scaler.update()
+    return {"step": step, "update": update}
+
+
+def never_gathers() -> dict[str, int]:
+    """How often a step, a clip and an update assemble a whole DTensor."""
+    called = {"full_tensor": 0, "redistribute": 0}
+    originals = {name: getattr(DTensor, name) for name in called}
+
+    def watched(name: str) -> Callable[..., Any]:
+        def call(tensor: DTensor, *arguments: Any, **options: Any) -> Any:
+            called[name] += 1
+            return originals[name](tensor, *arguments, **options)
+
+        return call
+
+    layout = meshes.fsdp2("sgd")
+    scaler = GradScaler()
+    layout.backward(0, scaler)
+    for name in called:
+        setattr(DTensor, name, watched(name))
+    try:
+        scaler.clip_grad_norm_(layout.optimizer, 1.0)
+        scaler.step(layout.optimizer)
+        scaler.update()
+    finally:
+        for name, original in originals.items():
+            setattr(DTensor, name, original)
+    return called
+
+
+def load(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each rank loads its own state; what was raised and the scale that is left."""
+    scaler = GradScaler(init_scale=8.0, process_group=dist.group.WORLD)
+    return {"raised": caught(lambda: scaler.load_state_dict(states[dist.get_rank()])), "scale": scaler.get_scale()}
+
+
+def different_scales(in_update: bool) -> tuple[str, str]:
+    """The ranks start from different scales."""
+    optimizer = torch.optim.SGD([own(2, gradient=4.0)], lr=1.0)
+    scaler = GradScaler(init_scale=2.0 ** (3 + dist.get_rank()), process_group=dist.group.WORLD)
+    return caught(scaler.update if in_update else lambda: scaler.step(optimizer))
+
+
+def out_of_step() -> tuple[str, str]:
+    """The last rank calls ``update`` where the others step."""
+    optimizer = torch.optim.SGD([own(2, gradient=4.0)], lr=1.0)
+    scaler = GradScaler(process_group=dist.group.WORLD)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    return caught(scaler.update if last else lambda: scaler.step(optimizer))
+
+
+def two_optimizers(overflowing: int | None, meshed: bool) -> dict[str, Any]:
+    """One optimizer on all ranks, one on the lower half; ``overflowing`` is a rank of the half."""
+    rank, half = dist.get_rank(), dist.get_world_size() // 2
+    shared = own(2, gradient=8.0)
+    whole = torch.optim.SGD([shared], lr=1.0)
+    part = own(2, gradient=torch.inf if rank == overflowing else 8.0)
+    if meshed and rank < half:
+        part = _on_mesh(part, meshes.lower_half())
+    elif meshed:
+        meshes.lower_half()
+    some = torch.optim.SGD([part], lr=1.0)
+    groups: dict[Any, Any] = {whole: dist.group.WORLD}
+    half_group = first_half()
+    if rank < half and not meshed:
+        groups[some] = half_group
+    scaler = GradScaler(init_scale=4.0, process_group=groups)
+    scaler.step(whole)
+    skips = [scaler.step_was_skipped(whole)]
+    if rank < half:
+        scaler.step(some)
+        skips.append(scaler.step_was_skipped(some))
+    scaler.update()
+    return {"skips": skips, "scale": scaler.get_scale(), "shared": shared.detach().clone()}
+
+
+def _on_mesh(parameter: nn.Parameter, grid: Any) -> nn.Parameter:
+    result = nn.Parameter(DTensor.from_local(parameter.detach(), grid, [Shard(0)]))
+    result.grad = DTensor.from_local(parameter.grad, grid, [Shard(0)])
+    return result
+
+
+def orders(kind: str) -> list[list[int]]:
+    """The groups of an optimizer whose parameters name the dimensions of a grid in another order on each rank."""
+    from lucid.amp._consensus import Consensus
+
+    rank = dist.get_rank()
+    grid = meshes.mesh(2, 2) if kind == "regular" else meshes.crooked()
+    dimensions = [grid["tp"], grid["dp"]] if rank % 2 else [grid["dp"], grid["tp"]]
+    parameters = [nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate()])) for mesh in dimensions]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    consensus = Consensus()
+    groups = consensus.groups(optimizer)
+    alone = [consensus.agree(optimizer, groups, overflow=rank == who) for who in range(dist.get_world_size())]
+    return [[dist.get_process_group_ranks(group) for group in groups], alone]
+
+
+def repeated(times: int, delay: float) -> list[Any]:
+    """The same pattern of overflows again and again, this rank delayed at random before every call."""
+    import random
+    import time
+
+    random.seed(dist.get_rank())
+    results = []
+    for _ in range(times):
+        parameter = own(2, gradient=0.0)
+        optimizer = torch.optim.SGD([parameter], lr=0.25)
+        scaler = GradScaler(init_scale=64.0, growth_interval=2, process_group=dist.group.WORLD)
+        skips = []
+        for iteration in range(6):
+            overflows = iteration in (1 + dist.get_rank(), 4)
+            parameter.grad.fill_(torch.inf if overflows else scaler.get_scale())
+            for action in (lambda: scaler.step(optimizer), scaler.update):  # noqa: B023 - called at once
+                time.sleep(random.random() * delay)
+                action()
+            skips.append(scaler.step_was_skipped(optimizer))
+        results.append((skips, scaler.get_scale(), parameter.detach().tolist()))
+    return results
+
+
+def single_process_costs_nothing() -> list[tuple[str, int]]:
+    """A model that nothing shards trains without a collective."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler()
+    x, y = batch(0)
+    scaler.scale(loss_of(model(x), y)).backward()
+    with collectives() as seen:
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return seen

@@ -1,0 +1,113 @@
+"""The total norm over all ranks, and what it does to every rank's gradients."""
+
+import math
+
+import pytest
+from drill import SCALE
+from network import norm_alone
+from team import Team
+
+pytestmark = pytest.mark.alone
+
+PAIRS = [
+    "replicas.ddp_before",
+    "replicas.ddp_after",
+    "replicas.zero_after",
+    "replicas.fsdp1_flat",
+    "replicas.fsdp1_views",
+    "meshes.fsdp2",
+    "meshes.fsdp2_offload",
+    "meshes.fsdp2_ignored",
+    "meshes.tensor_parallel",
+    "meshes.replicated_first",
+    "meshes.sequence_parallel",
+    "handmade.pipeline",
+    "handmade.experts",
+]
+QUARTETS = ["meshes.hsdp", "meshes.sharded_and_parallel"]
+ONE_BY_ONE = {"meshes.tensor_parallel", "meshes.fsdp2_ignored", "meshes.sharded_and_parallel"}
+
+
+def check(team: Team, layout: str, max_norm: float, norm_type: float) -> None:
+    """The norm is that of one process, and every gradient was multiplied by the one factor it implies."""
+    optimizer = "sgd one by one" if layout in ONE_BY_ONE else "sgd"
+    expected = norm_alone(norm_type)
+    factor = min(1.0, max_norm / (expected + 1e-6)) / SCALE
+    reports = team.run("clipping.clip", layout, max_norm, norm_type, optimizer)
+    assert len({seen["norm"] for seen in reports}) == 1
+    for seen in reports:
+        assert seen["plain"]
+        assert seen["norm"] == pytest.approx(expected, rel=1e-4)
+        assert seen["ratios"] == pytest.approx([factor] * len(seen["ratios"]), rel=1e-4)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf, 1.0, 3.0])
+@pytest.mark.parametrize("layout", PAIRS)
+def test_the_norm_over_two_ranks_is_that_of_one_process(pair: Team, layout: str, norm_type: float) -> None:
+    """Parts add up, replicas count once, and all ranks get the same number and clip by it."""
+    check(pair, layout, 0.05, norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@pytest.mark.parametrize("layout", QUARTETS)
+def test_the_norm_over_a_grid_is_that_of_one_process(quartet: Team, layout: str, norm_type: float) -> None:
+    """In two dimensions too, with a norm's weight on the rows only."""
+    check(quartet, layout, 0.05, norm_type)
+
+
+def test_a_norm_below_the_bound_only_unscales(pair: Team) -> None:
+    """Nothing is clipped where the norm is small enough."""
+    check(pair, "meshes.fsdp2", 1e6, 2.0)
+
+
+@pytest.mark.parametrize("layout", ["meshes.fsdp2", "replicas.ddp_after", "handmade.experts"])
+def test_an_overflow_on_one_rank_clips_nothing_on_any(pair: Team, layout: str) -> None:
+    """All ranks hear of an infinite norm, gradients are divided and not clipped, and the step is skipped."""
+    for seen in pair.run("clipping.clip_overflow", layout):
+        assert not math.isfinite(seen["norm"])
+        assert seen["ratios"] == [1 / SCALE] * 2
+        assert seen["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "norm_type", "expected"),
+    [
+        ([{"a": [3.0]}, {"a": [4.0]}], 2.0, 5.0),
+        ([{"a": [3.0, 4.0]}, {"a": [3.0, 4.0]}], 2.0, 5.0),
+        ([{"same": [3.0], "part": [0.0]}, {"same": [3.0], "part": [4.0]}], 2.0, 5.0),
+        ([{"a": [3.0, 4.0]}, {}], 2.0, 5.0),
+        ([{"a": [3.0]}, {"a": [-4.0]}], math.inf, 4.0),
+        ([{"a": [3.0]}, {"a": [-4.0]}], 1.0, 7.0),
+        ([{"a": [3.0]}, {"a": [4.0]}], -math.inf, 3.0),
+        ([{"a": [1e-30]}, {"a": [0.0]}], 2.0, 1e-30),
+        ([{"a": [0.0]}, {"a": [0.0]}], 2.0, 0.0),
+    ],
+)
+def test_plain_tensors_under_a_given_group(
+    pair: Team, gradients: list[dict[str, list[float]]], norm_type: float, expected: float
+) -> None:
+    """Different values are parts and add up; values that both ranks hold are replicas and count once."""
+    assert pair.run("clipping.by_hand", gradients, norm_type) == [pytest.approx(expected, rel=1e-6)] * 2
+
+
+def test_a_refusal_while_clipping_is_an_error_on_every_rank(pair: Team) -> None:
+    """A float16 gradient on rank 1 is a ValueError on both, and no gradient was touched."""
+    for rank, seen in enumerate(pair.run("clipping.refuse_while_clipping")):
+        assert seen["raised"][0] == "ValueError"
+        assert "'stray'" in seen["raised"][1]
+        assert ("rank 1" in seen["raised"][1]) == (rank == 0)
+        assert seen["untouched"]
+
+
+def test_the_norm_of_some_parameters(pair: Team) -> None:
+    """parameters= restricts norm and clipping to them on every rank: 3 and 4 make 5, halved by a bound of 2.5."""
+    for rank, (norm, gradients) in enumerate(pair.run("clipping.subset")):
+        assert norm == 5.0
+        assert gradients == pytest.approx([(3.0 + rank) / 2, 100.0], rel=1e-5)
+
+
+def test_squares_beyond_float32_are_no_overflow(pair: Team) -> None:
+    """3e38 twice and 2e38 twice at scale 2²⁰: the norm is √(2·9 + 2·4)·1e38 / 2²⁰ and the step lands."""
+    for norm, skipped in pair.run("clipping.huge"):
+        assert norm == pytest.approx(math.sqrt(26.0) * 1e38 / 2**20, rel=1e-5)
+        assert not skipped
