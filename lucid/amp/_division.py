@@ -40,7 +40,9 @@ class Factors:
         """Return the factor there; the same tensor at every call, so that a captured graph follows it."""
         factor = self._tensors.get((device, dtype))
         if factor is None:
-            factor = torch.full((), self._value, dtype=dtype, device=device)
+            # One that was made in inference mode could be neither refreshed nor used for training later.
+            with torch.inference_mode(mode=False):
+                factor = torch.full((), self._value, dtype=dtype, device=device)
             self._tensors[device, dtype] = factor
         return factor
 
@@ -63,7 +65,7 @@ class _Verdict:
 
     def on(self, device: torch.device) -> Tensor:
         if device not in self._flags:
-            self._flags[device] = torch.zeros((), device=device)
+            self._flags[device] = torch.zeros((), dtype=torch.float32, device=device)
         return self._flags[device]
 
     def parts(self) -> list[Tensor]:
@@ -161,6 +163,9 @@ def numbers(tensors: list[Tensor]) -> list[float]:
 
 def pieces(bucket: list[Tensor]) -> Iterator[list[Tensor]]:
     """Yield views that make up the bucket, in lists of at most ``PIECE`` elements together."""
+    if sum(map(Tensor.numel, bucket)) <= PIECE:
+        yield from (bucket,) if bucket else ()
+        return
     group: list[Tensor] = []
     room = PIECE
     for piece in itertools.chain.from_iterable(map(_slices, bucket)):

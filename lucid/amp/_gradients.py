@@ -6,6 +6,7 @@ ranks, and does no arithmetic: ``_division`` does.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from lucid.amp import _memory
 from lucid.amp._division import DIVIDES_IN
+
+_dtype = operator.attrgetter("dtype")
+_layout = operator.attrgetter("layout")
 
 _NO_FLOAT16 = (
     ValueError,
@@ -25,6 +29,7 @@ _NO_COMPLEX = (
     "with an optimizer of its own, without the scaler",
 )
 _NO_OTHER = (TypeError, "Only bfloat16, float32 and float64 gradients are unscaled. Convert the parameter")
+_NO_LAYOUT = (TypeError, "Values of this layout cannot be divided in place. Make the gradient dense (.to_dense())")
 _REFUSED: dict[torch.dtype, tuple[type[Exception], str]] = {
     torch.float16: _NO_FLOAT16,
     torch.complex32: _NO_COMPLEX,
@@ -73,18 +78,22 @@ class Gradients:
             TypeError: another dtype or a layout that cannot be divided.
             RuntimeError: a gradient is an inference tensor.
         """
-        self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         found = _found(optimizer)
-        self.pairs = [(parameter, self._values(optimizer, parameter, whole)) for parameter, whole in found]
-        self.fresh: list[Tensor] = []
+        wholes = [whole for _, whole in found]
+        self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         self.divided: list[Tensor] = []
-        self._wholes: list[Tensor] = []
-        self._regions: list[_memory.Region] = []
-        self._sort(optimizer, found, seen)
+        if not seen and _are_plain(wholes) and _memory.apart(wholes):
+            self.pairs = found
+            self.fresh = self._wholes = wholes
+            self._regions: list[_memory.Region] | None = None
+        else:
+            self.pairs = [(parameter, self._values(optimizer, parameter, whole)) for parameter, whole in found]
+            self.fresh, self._wholes, self._regions = [], [], []
+            self._sort(optimizer, found, seen, self._regions)
 
     def commit(self, seen: _memory.Seen) -> None:
         """Note that ``fresh`` is divided now, and put coalesced gradients into their parameters."""
-        for parameter, _ in self.pairs:
+        for parameter, _ in self.pairs if self._coalesced else ():
             if id(parameter.grad) in self._coalesced:
                 parameter.grad = self._coalesced[id(parameter.grad)][1]
         seen.add(self._wholes, self._regions)
@@ -98,11 +107,12 @@ class Gradients:
             whole = self._coalesced[id(whole)][1]
         values = _strided(whole)
         if values is None:
-            raise _refusal(optimizer, parameter, whole, _NO_OTHER)
+            raise _refusal(optimizer, parameter, whole, _NO_LAYOUT)
         return values
 
-    def _sort(self, optimizer: Any, found: list[tuple[Tensor, Tensor]], seen: _memory.Seen) -> None:
-        known = bool(seen)
+    def _sort(
+        self, optimizer: Any, found: list[tuple[Tensor, Tensor]], seen: _memory.Seen, regions: list[_memory.Region]
+    ) -> None:
         places: set[_memory.Region] = set()
         for (parameter, whole), (_, tensor) in zip(found, self.pairs, strict=True):
             if tensor.numel() == 0:
@@ -110,16 +120,13 @@ class Gradients:
             place = _memory.region(tensor)
             if place.shape and _memory.overlaps_itself(place):
                 raise _overlap(optimizer, parameter, parameter)
-            if place in places:
-                continue
+            if place not in places:
+                (self.divided if seen.has(whole, place) else self.fresh).append(tensor)
             places.add(place)
-            if known and seen.has(whole, place):
-                self.divided.append(tensor)
-            else:
-                self.fresh.append(tensor)
-                self._wholes.append(self._coalesced.get(id(whole), (whole, whole))[1])
-                self._regions.append(place)
-        clash = _memory.first_overlap(places.union(seen.regions()) if known else places)
+            # Every tensor of that memory is noted: the first may be gone when another optimizer meets the second.
+            self._wholes.append(self._coalesced.get(id(whole), (whole, whole))[1])
+            regions.append(place)
+        clash = _memory.first_overlap(places.union(seen.regions()))
         if clash is not None:
             raise _overlap(optimizer, *self._owners(clash))
 
@@ -155,16 +162,33 @@ def _strided(whole: Tensor) -> Tensor | None:
 
 def _found(optimizer: Any) -> list[tuple[Tensor, Tensor]]:
     """Return (parameter, gradient) of an optimizer in its order; raise for the first that is refused."""
-    found = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient.dtype not in DIVIDES_IN or gradient.is_inference():
-                raise _refusal(optimizer, parameter, gradient, _REFUSED.get(gradient.dtype, _NO_OTHER))
-            found.append((parameter, gradient))
+    if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
+        raise TypeError(
+            f"an optimizer is an object with param_groups and step; {type(optimizer).__name__} is none. Pass the "
+            "optimizer that was built from the parameters. Nothing was changed."
+        )
+    found: list[tuple[Tensor, Tensor]] = [
+        (parameter, gradient)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (gradient := parameter.grad) is not None
+    ]
+    gradients = [gradient for _, gradient in found]
+    if set(map(_dtype, gradients)) <= DIVIDES_IN.keys() and not any(map(Tensor.is_inference, gradients)):
+        return found
+    for parameter, gradient in found:
+        if gradient.dtype not in DIVIDES_IN or gradient.is_inference():
+            raise _refusal(optimizer, parameter, gradient, _REFUSED.get(gradient.dtype, _NO_OTHER))
     return found
+
+
+def _are_plain(gradients: list[Tensor]) -> bool:
+    """Whether all are PyTorch's own contiguous tensors, which are their own values."""
+    return (
+        set(map(type, gradients)) <= {Tensor}
+        and set(map(_layout, gradients)) <= {torch.strided}
+        and all(map(Tensor.is_contiguous, gradients))
+    )
 
 
 def _names(optimizer: Any) -> dict[int, str]:

@@ -6,13 +6,17 @@ tensor is numbers and a weak reference, so that it keeps no memory alive.
 
 from __future__ import annotations
 
-import itertools
+import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+_is_cpu = operator.attrgetter("is_cpu")
+_is_cuda = operator.attrgetter("is_cuda")
+_nbytes = operator.attrgetter("nbytes")
 
 
 class Region(NamedTuple):
@@ -30,10 +34,10 @@ class Region(NamedTuple):
     def elements(self, origin: int) -> Tensor:
         """Return the first byte of each element, counted from ``origin``; int64, one-dimensional."""
         if not self.shape:
-            return torch.arange(self.begin - origin, self.end - origin, self.itemsize)
-        starts = torch.full((1,), self.begin - origin)
+            return torch.arange(self.begin - origin, self.end - origin, self.itemsize, device="cpu")
+        starts = torch.full((1,), self.begin - origin, device="cpu")
         for size, stride in zip(self.shape, self.strides, strict=True):
-            starts = (starts[:, None] + torch.arange(size) * (stride * self.itemsize)).flatten()
+            starts = (starts[:, None] + torch.arange(size, device="cpu") * (stride * self.itemsize)).flatten()
         return starts
 
 
@@ -60,7 +64,7 @@ def _address(tensor: Tensor) -> int:
 
 def stored(tensor: Tensor) -> Tensor:
     """Return a view without the repetitions of an expanded tensor: every stored element once."""
-    if 0 not in tensor.stride():
+    if 0 not in tensor.stride() or tensor.is_contiguous():
         return tensor
     sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(sizes, tensor.stride())
@@ -74,22 +78,24 @@ def overlaps_itself(place: Region) -> bool:
     return bool((torch.sort(starts).values.diff() == 0).any())
 
 
+def apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether contiguous tensors are known, at a glance, to hold elements and to share no memory.
+
+    Spans are apart where, both sorted, each end comes before the next begin. False says nothing.
+    """
+    if not (all(map(_is_cpu, tensors)) or all(map(_is_cuda, tensors))):
+        return False
+    sizes = list(map(_nbytes, tensors))
+    begins = list(map(Tensor.data_ptr, tensors))
+    ends = sorted(map(operator.add, begins, sizes))
+    begins.sort()
+    return 0 not in sizes and all(map(operator.le, ends, begins[1:]))
+
+
 def first_overlap(places: Iterable[Region]) -> tuple[Region, Region] | None:
     """Return two regions that share bytes without being the same memory, or None."""
-    ends: dict[int, int] = {}
-    unique = set(places)
-    for place in unique:
-        ends[place.begin] = place.end
-    begins = sorted(ends)
-    if len(ends) == len(unique) and all(ends[a] <= b for a, b in itertools.pairwise(begins)):
-        return None
-    return _search(sorted(unique))
-
-
-def _search(places: Sequence[Region]) -> tuple[Region, Region] | None:
-    """Compare each region with those that began before it and reach into it."""
     reaching: list[Region] = []
-    for place in places:
+    for place in sorted(set(places)):
         reaching = [other for other in reaching if other.end > place.begin]
         for other in reaching:
             if _share_bytes(other, place):
@@ -102,7 +108,7 @@ def _share_bytes(a: Region, b: Region) -> bool:
     if not a.shape and not b.shape:
         return True  # two spans without gaps, and they are known to meet
     offset = min(a.begin, b.begin)
-    taken = torch.zeros(max(a.end, b.end) - offset, dtype=torch.bool)
+    taken = torch.zeros(max(a.end, b.end) - offset, dtype=torch.bool, device="cpu")
     for byte in range(a.itemsize):
         taken[a.elements(offset) + byte] = True
     return any(bool(taken[b.elements(offset) + byte].any()) for byte in range(b.itemsize))
@@ -127,15 +133,15 @@ class Seen:
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Tensor]] = []
-        self._places: list[Region] = []
+        self._places: list[Region | None] = []
         self._indexed = 0
         self._by_id: dict[int, weakref.ref[Tensor]] = {}
-        self._by_region: dict[Region, weakref.ref[Tensor]] = {}
+        self._by_region: dict[Region, list[weakref.ref[Tensor]]] = {}
 
-    def add(self, tensors: Sequence[Tensor], places: Sequence[Region]) -> None:
-        """Remember tensors that hold elements, and where their values lie."""
+    def add(self, tensors: Sequence[Tensor], places: Sequence[Region] | None = None) -> None:
+        """Remember tensors, and where their values lie; without places, they are their own values."""
         self._refs.extend(map(weakref.ref, tensors))
-        self._places.extend(places)
+        self._places.extend(places if places is not None else [None] * len(tensors))
 
     def has(self, tensor: Tensor, place: Region) -> bool:
         """Whether that tensor, or a living one of the same memory, was added."""
@@ -143,13 +149,14 @@ class Seen:
         # A living object has one plain weak reference, so that `is` compares the objects.
         if self._by_id.get(id(tensor)) is weakref.ref(tensor):
             return True
-        other = self._by_region.get(place)
-        return other is not None and other() is not None
+        return any(_lies_at(place, other()) for other in self._by_region.get(place, ()))
 
     def regions(self) -> list[Region]:
         """Return where the living ones lie."""
         self._index()
-        return [place for place, tensor in self._by_region.items() if tensor() is not None]
+        return [
+            place for place, tensors in self._by_region.items() if any(_lies_at(place, tensor()) for tensor in tensors)
+        ]
 
     def __bool__(self) -> bool:
         """Whether anything was added since ``clear``."""
@@ -169,5 +176,12 @@ class Seen:
             living = tensor()
             if living is not None:
                 self._by_id[id(living)] = tensor
-                self._by_region[place] = tensor
+                self._by_region.setdefault(region(living) if place is None else place, []).append(tensor)
         self._indexed = len(self._refs)
+
+
+def _lies_at(place: Region, tensor: Tensor | None) -> bool:
+    """Whether a tensor lives and was not moved since (``tensor.data = ...``): its old memory may be another's now."""
+    if tensor is None or type(tensor) is not Tensor or tensor.layout is not torch.strided:
+        return tensor is not None
+    return tensor.numel() > 0 and region(stored(tensor)) == place

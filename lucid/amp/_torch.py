@@ -181,7 +181,7 @@ def frame_skipper() -> Callable[[], object]:
 
 def version(tensor: Tensor) -> int:
     """How often a tensor was changed in place; always 0 where that is not told."""
-    count: int = getattr(tensor, "_version", 0)
+    count: int = 0 if tensor.is_inference() else getattr(tensor, "_version", 0)
     return count
 
 
@@ -209,11 +209,6 @@ def checkpoint() -> object:
 
 
 _CHECKPOINT = "torch.utils.checkpoint"
-
-
-def changes(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; always 0 where PyTorch does not tell."""
-    return 0 if tensor.is_inference() else getattr(tensor, "_version", 0)
 
 
 def common_store() -> Any | None:
