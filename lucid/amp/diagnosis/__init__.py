@@ -10,6 +10,7 @@ Knows how to look at a training. Never changes a parameter, a gradient or a scal
 
 from lucid.amp.diagnosis._events import Handle, Listener, listen
 from lucid.amp.diagnosis._explain import Explanation, explain
+from lucid.amp.diagnosis._ranges import Ranges, ranges
 from lucid.amp.diagnosis._watch import Watch, watch
 
-__all__ = ["Explanation", "Handle", "Listener", "Watch", "explain", "listen", "watch"]
+__all__ = ["Explanation", "Handle", "Listener", "Ranges", "Watch", "explain", "listen", "ranges", "watch"]

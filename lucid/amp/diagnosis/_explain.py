@@ -88,9 +88,11 @@ class Explanation:
     def _head(self) -> str:
         if self.message:
             return self.message
+        skipped = sum(cause.optimizer is not None for cause in self.causes)
+        if not skipped:
+            return "No step was skipped, but:"
         at = f" at update {self.update}" if self.update is not None else ""
         scale = f", scale {number(self.scale)}" if self.scale is not None else ""
-        skipped = sum(cause.optimizer is not None for cause in self.causes)
         return f"{skipped} step{'s' if skipped != 1 else ''} skipped{at}{scale}:"
 
 
@@ -145,8 +147,8 @@ def _from_record(record: Record) -> Explanation:
     """What was heard, with whatever else the watch sees in the model."""
     skips = record.latest()
     causes = [cause_of(skip, record.began(skip), _models.rank()) for skip in skips]
-    watch = record.watch()
-    found = watch.findings() if watch is not None else []
+    watches = record.watches()
+    found = [cause for watch in watches for cause in watch.findings()] if watches else record.found
     update = skips[-1].update if skips else None
     silent: list[int] = []
     if update is not None and _models.ranks() > 1 and _models.rank() == 0:

@@ -17,7 +17,6 @@ from lucid.amp.diagnosis._taps import local_values
 
 __all__ = [
     "half_parameters",
-    "hookable",
     "is_compiled",
     "largest_weights",
     "module_names",
@@ -54,12 +53,6 @@ def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside all wrappers."""
     return list(_wrappers(model))[-1]
-
-
-def hookable(model: nn.Module) -> nn.Module:
-    """The innermost wrapper whose hooks run outside compiled code."""
-    chain = list(_wrappers(model))
-    return next((wrapper for wrapper in chain if is_compiled(wrapper)), chain[-1])
 
 
 def names(model: nn.Module) -> dict[int, str]:

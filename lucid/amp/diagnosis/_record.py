@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lucid.amp import _causes
 from lucid.amp._causes import Counts, NonFinite
-from lucid.amp.diagnosis._events import Listener, SeenGradient
+from lucid.amp.diagnosis._events import Handle, Listener, SeenGradient, listen
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._taps import local_values
 from lucid.amp.diagnosis._trees import tensors_in
@@ -40,13 +40,15 @@ class Pass:
 
     Attributes:
         losses: the largest magnitude of each tensor that was scaled, zero-dimensional, on its device.
-        before: by the id of a parameter, a sum over the gradient that it had before this backward; None where
-            nobody looked, because they are known to be finite or no parameter is known.
+        before: for parameters by their ids, sums over the gradients that they had before this backward; none
+            where those are known to be finite.
+        half: whether a loss was float16.
         largest: the largest magnitude of the losses, once it was read.
     """
 
     losses: list[Tensor]
-    before: list[tuple[list[int], Tensor]] | None
+    before: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    half: bool = False
     largest: float | None = None
 
     def loss(self) -> float:
@@ -58,7 +60,7 @@ class Pass:
 
     def was_finite_before(self, parameters: set[int]) -> bool:
         """Whether the gradients that these had before this backward were finite. Reads it."""
-        for ids, sums in self.before or ():
+        for ids, sums in self.before:
             for one, total in zip(ids, sums.tolist(), strict=True):
                 if one in parameters and not math.isfinite(total):
                     return False
@@ -76,6 +78,7 @@ class Skip:
         parameters: the ids of its parameters.
         counts: the gradients that were not finite.
         passes: what was scaled since the last update.
+        watched: whether a model with any of its parameters was watched.
         trace: what replaying the forward told, where it was run again.
         order: the names of the modules in forward order, where a watch knows them.
         notes: what a reader must know besides.
@@ -87,6 +90,7 @@ class Skip:
     parameters: set[int]
     counts: Counts
     passes: list[Pass] = field(default_factory=list)
+    watched: bool = False
     trace: Trace | None = None
     order: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -111,8 +115,8 @@ class Skip:
         culprit = next(broken, last + 1) - 1
         if culprit < 0:
             return Kind.STALE, 0
-        blind = any(one.before is None for one in self.passes[1:])
-        for number in range(last + 1) if blind else (culprit,):
+        # Where nobody looks at these gradients, any loss may be to blame.
+        for number in (culprit,) if self.watched else range(last + 1):
             if not math.isfinite(self.passes[number].loss()):
                 return Kind.LOSS, number
         if not self.gradients():
@@ -127,7 +131,7 @@ class Record(Listener):
         skips: the latest skips, oldest first.
         updates: how many updates were heard.
         number: which record of this process it is, from 0.
-        watch: finds the watch that traces the skips; None where there is none any more.
+        found: what watches that ended had found in their models.
     """
 
     _made = itertools.count()
@@ -136,20 +140,39 @@ class Record(Listener):
         self.number = next(Record._made)
         self.skips: deque[Skip] = deque(maxlen=REMEMBERED)
         self.updates = 0
-        self.watch: Callable[[], Watch | None] = lambda: None
+        self.found: list[Any] = []
+        self._watches: list[Callable[[], Watch | None]] = []
+        self._ears: Handle | None = None
         self._passes: list[Pass] = []
         self._early: dict[int, Counts] = {}
-        self._optimizers: list[Callable[[], Any]] = []
         self._not_finite = False
+
+    def attend(self, scaler: Any, watch: Watch) -> Handle:
+        """Listen to the scaler for a watch, until the handle is removed; once, however many watches there are."""
+        if not self.watches():
+            self._ears = listen(scaler, self)
+        reference = weakref.ref(watch)
+        self._watches.append(reference)
+
+        def leave() -> None:
+            self._watches.remove(reference)
+            if not self.watches() and self._ears is not None:
+                self._ears.remove()
+
+        return Handle(leave)
+
+    def watches(self) -> list[Watch]:
+        """The watches that are there."""
+        return [watch for watch in (find() for find in self._watches) if watch is not None]
 
     def scaled(self, scaler: Any, outputs: Any) -> None:
         """Keep the magnitude of what was scaled, and whether gradients were bad already."""
-        losses = [_magnitude(tensor) for tensor in tensors_in(outputs)]
+        losses = list(tensors_in(outputs))
         # After a step that landed nothing can be bad; the check costs a read of all gradients on the device.
-        before = self._sums() if self._passes or self._not_finite else None
-        self._passes.append(Pass(losses, before))
-        watch = self.watch()
-        if watch is not None:
+        before = self._sums() if self._passes or self._not_finite else []
+        half = any(loss.dtype is torch.float16 for loss in losses)
+        self._passes.append(Pass([_magnitude(loss) for loss in losses], before, half))
+        for watch in self.watches():
             watch.on_scaled(len(self._passes) - 1)
 
     def overflowed(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
@@ -161,11 +184,10 @@ class Record(Listener):
         counts = self._early.pop(id(optimizer), None) or self._count(gradients)
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         kind = type(optimizer).__name__
-        skip = Skip(self.updates, scaler.get_scale(), kind, owned, counts, list(self._passes))
+        watches = [watch for watch in self.watches() if not owned.isdisjoint(watch.names())]
+        skip = Skip(self.updates, scaler.get_scale(), kind, owned, counts, list(self._passes), bool(watches))
         self.skips.append(skip)
-        self._know(optimizer)
-        watch = self.watch()
-        if watch is not None:
+        for watch in watches:
             watch.on_skip(skip)
 
     def ended(self, scaler: Any, index: int) -> None:
@@ -174,8 +196,7 @@ class Record(Listener):
         self._passes = []
         self._early = {}
         self.updates += 1
-        watch = self.watch()
-        if watch is not None:
+        for watch in self.watches():
             watch.on_ended(self._not_finite)
 
     def began(self, skip: Skip) -> int | None:
@@ -192,40 +213,31 @@ class Record(Listener):
                     break
         return wanted if wanted != skip.update else None
 
+    def between_iterations(self) -> bool:
+        """Whether nothing was scaled since the last update, and there was one."""
+        return self.updates > 0 and not self._passes
+
     def latest(self) -> list[Skip]:
         """The skips of the latest iteration that had any."""
         return [skip for skip in self.skips if skip.update == self.skips[-1].update] if self.skips else []
 
     def _count(self, gradients: Sequence[SeenGradient]) -> Counts:
-        """Launch the counts, under the names of the watched model where it has the parameter."""
-        watch = self.watch()
-        names = watch.names() if watch is not None else {}
-        named = [each._replace(name=names.get(id(each.parameter), each.name)) for each in gradients]
-        return _causes.count(named)
+        """Launch the counts, under the names of the watched models where they have the parameter."""
+        names: dict[int, str] = {}
+        for watch in self.watches():
+            names |= watch.names()
+        return _causes.count([each._replace(name=names.get(id(each.parameter), each.name)) for each in gradients])
 
-    def _sums(self) -> list[tuple[list[int], Tensor]] | None:
-        """A number for each gradient that is finite if the gradient is; nothing is read."""
+    def _sums(self) -> list[tuple[list[int], Tensor]]:
+        """A number for each gradient of the watched models, finite if the gradient is; nothing is read."""
         sums: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
-        watch = self.watch()
-        parameters = list(watch.model.parameters() if watch is not None else self._stepped())
-        for parameter in parameters:
+        for parameter in (one for watch in self.watches() for one in watch.model.parameters()):
             if parameter.grad is not None:
                 part = local_values(parameter.grad).sum().float()
                 ids, parts = sums.setdefault(part.device, ([], []))
                 ids.append(id(parameter))
                 parts.append(part)
-        return [(ids, torch.stack(parts)) for ids, parts in sums.values()] if parameters else None
-
-    def _know(self, optimizer: Any) -> None:
-        if all(known() is not optimizer for known in self._optimizers):
-            self._optimizers.append(_reference(optimizer))
-
-    def _stepped(self) -> Iterable[Tensor]:
-        """The parameters of the optimizers whose steps were skipped so far."""
-        for known in self._optimizers:
-            optimizer = known()
-            for group in optimizer.param_groups if optimizer is not None else ():
-                yield from group["params"]
+        return [(ids, torch.stack(parts)) for ids, parts in sums.values()]
 
 
 def _magnitude(tensor: Tensor) -> Tensor:
@@ -242,13 +254,6 @@ def _largest(numbers: Iterable[complex]) -> float:
     """The largest magnitude; NaN if one is NaN, which Python's ``max`` would lose."""
     magnitudes = [abs(number) for number in numbers]
     return math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes, default=0.0)
-
-
-def _reference(thing: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(thing)
-    except TypeError:
-        return lambda: thing
 
 
 _records: weakref.WeakKeyDictionary[Any, Record] = weakref.WeakKeyDictionary()

@@ -76,7 +76,7 @@ class Origin:
         inside: whether the module's own operators did it; False where it got a batch that was not finite.
         before: the submodule that was about to run when the module's own code had already done it, or None.
         inputs: what went into the module (or, with ``before``, into that submodule).
-        weight: its own parameters, without those of its submodules.
+        weight: its parameters, those of its submodules among them.
         output: what came out; None with ``before``.
         in_float32: the largest magnitude of the output when the same inputs are computed in float32; inf or
             NaN if that is not finite either; None where it could not be tried.
@@ -247,7 +247,7 @@ class _Look:
         return math.nan if extent.nan else math.inf if extent.inf else extent.largest
 
     def _told(self, call: _Call, before: _Call | None) -> Origin:
-        weight = extent_of(call.module.parameters(recurse=False))
+        weight = extent_of(call.module.parameters())
         inputs = before.inputs if before else call.inputs
         return Origin(
             module=self.names[call.module],

@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+try:
+    from lucid.amp._half import _mode
+except ImportError:  # then every autocast computes as PyTorch does
+    _mode = None  # type: ignore[assignment]
+
 
 class Surroundings:
     """The random state and the autocast of this moment, for tensors on ``device``."""
@@ -21,11 +26,9 @@ class Surroundings:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._random = _random_state(device)
-        kind = device.type
-        self._autocast = (
-            torch.is_autocast_enabled(kind),
-            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
-        )
+        enabled = torch.is_autocast_enabled(device.type)
+        self._autocast = (enabled, torch.get_autocast_dtype(device.type) if enabled else None)
+        self._arithmetic = _mode.thread.settings[-1] if _mode is not None and _mode.is_on() else None
 
     @property
     def in_float16(self) -> bool:
@@ -52,10 +55,26 @@ class Surroundings:
         enabled, dtype = self._autocast
         _set_random_state(self._device, self._random)
         try:
-            with torch.autocast(self._device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+            with (
+                _in_arithmetic(self._arithmetic),
+                torch.autocast(self._device.type, dtype=dtype, enabled=enabled, cache_enabled=False),
+            ):
                 yield
         finally:
             _set_random_state(self._device, present)
+
+
+@contextlib.contextmanager
+def _in_arithmetic(settings: Any) -> Iterator[None]:
+    """Compute half precision as lucid's autocast did there; as PyTorch does where it was not in force."""
+    if settings is None:
+        yield
+        return
+    _mode.enter(settings)
+    try:
+        yield
+    finally:
+        _mode.leave()
 
 
 def _random_state(device: torch.device) -> tuple[Any, ...]:

@@ -34,7 +34,12 @@ class SeenGradient(NamedTuple):
 
 
 class Taps:
-    """The stand-ins on one scaler and all who listen through them."""
+    """The stand-ins on one scaler and all who listen through them.
+
+    Attributes:
+        divided: whether gradients were divided since something was scaled. A fused optimizer divides inside
+            its own kernel and leaves its gradients as they are.
+    """
 
     NAMES = ("scale", "unscale_", "step", "update")
 
@@ -44,6 +49,7 @@ class Taps:
         self.updates = 0
         self.skips: list[bool] = []
         self.inside_step = False
+        self.divided = False
 
     @classmethod
     def on(cls, scaler: Any) -> Taps:
@@ -84,12 +90,14 @@ class Taps:
             scaled = method(iter(outputs))
         else:
             scaled = method(outputs)
+        self.divided = False
         self.tell("scaled", outputs)
         return scaled
 
     def on_unscale_(self, method: Callable[..., Any], optimizer: Any) -> Any:
         """Unscale; then tell an overflow, unless ``step`` is the caller and will tell it itself."""
         result = method(optimizer)
+        self.divided = True
         if not self.inside_step and self.heard("overflowed"):
             gradients = tuple(gradients_of(optimizer))
             if any_not_finite(gradients):

@@ -59,13 +59,13 @@ class Forward:
     Attributes:
         inputs: ``(args, kwargs)``, by reference, without their graph.
         surroundings: the random state and autocast it ran in.
-        changes: PyTorch's count of changes in place, for each tensor of the inputs.
+        versions: how often each tensor of the inputs had been changed in place.
         print: a number for each of the first tensors of the output, on the device.
     """
 
     inputs: tuple[Any, Any]
     surroundings: Surroundings
-    changes: list[int]
+    versions: list[int]
     print: list[Tensor] = field(default_factory=list)
 
 
@@ -122,9 +122,7 @@ class Tracer:
         row = len(self._row)
         if row & (row - 1):
             skip.trace = self._row[-2].trace
-            skip.notes.append(
-                f"It is the {row}th such skip in a row. What is told of modules was seen in an earlier one."
-            )
+            skip.notes.append(f"{row} such skips came in a row; what is told of modules was seen at an earlier one.")
             return
         if forwards and self._save_batch is not None:
             skip.notes.append(_save(self._save_batch, skip, forwards))
@@ -179,9 +177,9 @@ def _doubts(trace: Trace, forwards: list[Forward]) -> list[str]:
     elif not trace.reproduced:
         doubts.append("The replay did not reproduce the forward: its output is not the same.")
     changed = any(
-        count != _torch.changes(tensor)
+        count != _torch.version(tensor)
         for forward in forwards
-        for tensor, count in zip(tensors_in(forward.inputs), forward.changes, strict=True)
+        for tensor, count in zip(tensors_in(forward.inputs), forward.versions, strict=True)
     )
     if changed:
         doubts.append("The batch was changed in place after the forward; the replay saw the changed one.")

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from lucid.amp import _torch
 from lucid.amp.diagnosis import _models, _words
-from lucid.amp.diagnosis._events import Handle, listen
+from lucid.amp.diagnosis._events import Handle
 from lucid.amp.diagnosis._kinds import Kind
+from lucid.amp.diagnosis._outputs import Outputs
 from lucid.amp.diagnosis._record import Record, Skip, keep_record, record_of
 from lucid.amp.diagnosis._replay import fingerprint
 from lucid.amp.diagnosis._snapshot import Surroundings
@@ -50,7 +51,7 @@ def log(explanation: Explanation) -> None:
 
 def watch(
     model: nn.Module,
-    scaler: Any,
+    scaler: Any = None,
     save_batch: str | os.PathLike[str] | None = None,
     *,
     report: Callable[[Explanation], None] | None = log,
@@ -68,7 +69,8 @@ def watch(
     Args:
         model: the outermost module. ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile`` are
             looked into.
-        scaler: ``lucid.amp.GradScaler`` or one of PyTorch's.
+        scaler: ``lucid.amp.GradScaler`` or one of PyTorch's. None, for a run without one, leaves only what
+            ``outputs`` measures.
         save_batch: a file for the first batch that made a loss not finite: ``torch.load`` gives a dict with
             ``args`` and ``kwargs`` of the forward, its ``random_state``, ``update`` and ``scale``.
         report: called with an :class:`Explanation` after each update with a skip, on rank 0; by default it goes to
@@ -92,7 +94,7 @@ def watch(
     if keep < 1 or outputs < 0:
         raise ValueError(f"keep must be at least 1 and outputs at least 0, got keep={keep}, outputs={outputs}")
     tracer = Tracer(_models.unwrapped(model), replay, save_batch)
-    return Watch(model, scaler, tracer, report, keep)
+    return Watch(model, scaler, tracer, report, keep, outputs)
 
 
 class Watch(Handle):
@@ -105,23 +107,26 @@ class Watch(Handle):
         tracer: Tracer,
         report: Callable[[Explanation], None] | None,
         keep: int,
+        outputs: int,
     ) -> None:
-        self.model, self.tracer, self._report_to = tracer.model, tracer, report
+        self.model, self.tracer, self.report = tracer.model, tracer, report
+        self.outputs = Outputs(self.model, outputs, self._scale)
         self._zeros: tuple[int, list[tuple[str, Tensor]]] = (-1, [])
-        self.scaler = weakref.ref(scaler)
+        self._scaler = weakref.ref(scaler) if scaler is not None else _nothing
         self._forwards: deque[Forward] = deque(maxlen=AT_MOST)
         self._groups: deque[tuple[int, list[Forward]]] = deque(maxlen=keep)
-        self.record = record_of(scaler) or Record()
-        hooked = _models.hookable(model)
-        handles = (
-            listen(scaler, self.record),
-            hooked.register_forward_pre_hook(self._before, with_kwargs=True),
-            hooked.register_forward_hook(self._after),
-        )
-        keep_record(scaler, self.record)
-        self.record.watch = weakref.ref(self)
+        self.record = (record_of(scaler) if scaler is not None else None) or Record()
+        handles: list[Any] = [self.record.attend(scaler, self)] if scaler is not None else []
+        handles += [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after),
+        ]
+        if scaler is not None:
+            keep_record(scaler, self.record)
+        _watches[self.model] = weakref.ref(self)
 
         def undo() -> None:
+            self.record.found = self.findings()
             for handle in handles:
                 handle.remove()
             self._forwards.clear()
@@ -129,19 +134,24 @@ class Watch(Handle):
 
         super().__init__(undo)
 
+    def __enter__(self) -> Watch:
+        return self
+
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep what the forward needs to be run again."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         inputs = with_tensors((args, kwargs), _without_graph)
-        changes = [_torch.changes(tensor) for tensor in tensors_in(inputs)]
+        versions = [_torch.version(tensor) for tensor in tensors_in(inputs)]
         device = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
-        self._forwards.append(Forward(inputs, Surroundings(device), changes))
+        self._forwards.append(Forward(inputs, Surroundings(device), versions))
+        self.outputs.before()
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Keep a number of the output, to see later whether a replay gives the same."""
         if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._forwards:
             self._forwards[-1].print = fingerprint(output)
+            self.outputs.after()
 
     def on_scaled(self, number: int) -> None:
         """The forwards since the last ``scale`` belong to this one, the ``number``-th since the last update."""
@@ -155,23 +165,23 @@ class Watch(Handle):
         self.tracer.trace(skip, forwards)
 
     def on_ended(self, skipped: bool) -> None:
-        """Tell the other ranks of a skip and, on rank 0, report it, once all optimizers had their turn."""
+        """Report a skip, on rank 0, once all optimizers had their turn; the other ranks tell it theirs."""
         updates = self.record.updates
         if skipped:
-            self._report()
+            first = next(watch for watch in self.record.watches() if watch.report is self.report)
+            if first is self:
+                self._tell()
         elif updates % SAMPLED == 0 or updates & (updates - 1) == 0:
             self._zeros = (updates - 1, _models.zero_gradients(self.model))
 
-    def _report(self) -> None:
+    def _tell(self) -> None:
         from lucid.amp.diagnosis import _explain
 
-        scaler = self.scaler()
-        if scaler is None:
-            return
+        scaler = self._scaler()
         if _models.ranks() > 1:
             _explain.tell(self.record)
-        if self._report_to is not None and _models.rank() == 0:
-            self._report_to(_explain.explain(scaler))
+        if scaler is not None and self.report is not None and _models.rank() == 0:
+            self.report(_explain.explain(scaler))
 
     def findings(self) -> list[Cause]:
         """What is wrong with the model besides skipped steps. Reads what was sampled."""
@@ -187,6 +197,10 @@ class Watch(Handle):
             found.append(_words.zero(names, len(zeros), silent, update, half, _models.rank()))
         return found
 
+    def _scale(self) -> float:
+        scaler = self._scaler()
+        return scaler.get_scale() if scaler is not None else 1.0
+
     def names(self) -> dict[int, str]:
         """The name of each of the model's parameters, by its id."""
         return _models.names(self.model)
@@ -195,3 +209,15 @@ class Watch(Handle):
 def _without_graph(tensor: Tensor) -> Tensor:
     """The tensor without the graph behind it, which would be kept alive."""
     return tensor.detach() if tensor.grad_fn is not None else tensor
+
+
+def _nothing() -> None:
+    """Stand in for a reference to a scaler where there is none."""
+
+
+_watches: weakref.WeakKeyDictionary[nn.Module, Callable[[], Watch | None]] = weakref.WeakKeyDictionary()
+
+
+def watch_of(model: nn.Module) -> Watch | None:
+    """The latest watch over a model (the one inside all wrappers) that is still there."""
+    return _watches.get(model, _nothing)()

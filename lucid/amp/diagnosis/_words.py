@@ -16,7 +16,7 @@ from lucid.amp.diagnosis._replay import Extent, Origin
 from lucid.amp.diagnosis._spread import LARGEST
 from lucid.amp.diagnosis._trace import Trace
 
-__all__ = ["Cause", "advice", "cause_of", "module_of", "number", "reason_of"]
+__all__ = ["Cause", "advice", "cause_of", "few", "half", "module_of", "number", "reason_of", "zero"]
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ def _where(skip: Skip, kind: Kind, reason: Reason | None) -> tuple[str, ...]:
     if kind is Kind.LOSS:
         origin = skip.trace.replay.origin if skip.trace is not None else None
         if origin is not None:
-            return (_place(origin),)
+            return (_place(origin.module),)
         return ("the loss function",) if reason is Reason.FUNCTION else ()
     last = _last_module(skip)
-    return (last,) if last is not None else tuple(gradient.name for gradient in skip.gradients())
+    return (_place(last),) if last is not None else tuple(gradient.name for gradient in skip.gradients())
 
 
-def _place(origin: Origin) -> str:
-    return origin.module or "the model itself"
+def _place(module: str) -> str:
+    return module or "the model itself"
 
 
 def _last_module(skip: Skip) -> str | None:
@@ -140,12 +140,24 @@ def _found(skip: Skip, since: int | None) -> list[str]:
         return ["Loss and gradients are finite on this rank.", *_traced(skip.trace)]
     if kind is Kind.UNKNOWN:
         return ["A gradient was not finite."]
+    loss = skip.passes[place].loss()
+    found = [f"The loss{which} was finite ({number(loss)}); the backward overflowed at scale {number(skip.scale)}."]
+    if skip.passes[place].half and max(loss, 1.0) * skip.scale > LARGEST:
+        found.append(_HALF_LOSS)
     began = _last_module(skip)
-    loss = f"The loss{which} was finite ({number(skip.passes[place].loss())})"
-    found = [f"{loss}; the backward overflowed at scale {number(skip.scale)}."]
     if began is not None:
-        found.append(f'It began in "{began}", the last module in forward order whose gradients are not finite.')
+        found.append(f"It began in {_quoted(began)}, the last module in forward order whose gradients are not finite.")
     return found
+
+
+_HALF_LOSS = (
+    "The loss was float16: multiplied by the scale it, or its gradient, is beyond 65504. "
+    "Compute the loss in float32, from out.float()."
+)
+
+
+def _quoted(module: str) -> str:
+    return f'"{module}"' if module else "the model itself"
 
 
 def _traced(trace: Trace | None) -> list[str]:
@@ -166,8 +178,8 @@ def _traced(trace: Trace | None) -> list[str]:
 
 
 def _began(origin: Origin) -> list[str]:
-    place = f'"{_place(origin)}" ({origin.type})' if origin.module else f"the model itself ({origin.type})"
-    inputs, weight = number(origin.inputs.largest), number(origin.weight.largest)
+    place = f'"{origin.module}" ({origin.type})' if origin.module else f"the model itself ({origin.type})"
+    weight = f"weight {number(origin.weight.largest)}, " if origin.weight.elements else ""
     if origin.before is not None:
         return [
             f'It began in the code of {place} itself, before it called "{origin.before}", '
@@ -175,8 +187,8 @@ def _began(origin: Origin) -> list[str]:
         ]
     output = origin.output or Extent()
     told = [
-        f"The first module whose output was not finite is {place}: largest input {inputs}, "
-        f"weight {weight}, finite output {number(output.largest)} (float16 ends at 65504), and {_bad(output)}."
+        f"The first module whose output was not finite is {place}: largest input "
+        f"{number(origin.inputs.largest)}, {weight}finite output {number(output.largest)} (float16 ends at 65504), and {_bad(output)}."
     ]
     if origin.in_float32 is not None:
         true = origin.in_float32
@@ -191,8 +203,8 @@ def _bad(extent: Extent) -> str:
 
 def half(parameters: list[str], rank: int) -> Cause:
     """The cause of a refusal: parameters that are trained in float16."""
-    modules = tuple(dict.fromkeys(map(module_of, parameters)))
-    found = f"Trained in float16: {_few(parameters)}. A scaler's step refuses their gradients."
+    modules = tuple(map(_place, dict.fromkeys(map(module_of, parameters))))
+    found = f"Trained in float16: {few(parameters)}. A scaler's step refuses their gradients."
     return Cause(Kind.HALF.value, None, modules, (found, ADVICE[Kind.HALF]), rank=rank)
 
 
@@ -208,17 +220,16 @@ def zero(parameters: list[str], of: int, silent: list[str], update: int, half_pr
         rank: of this process.
     """
     reason = Reason.DEAD if silent else Reason.FLUSHED if half_precision else None
-    found = [
-        f"At update {update} the gradients of {len(parameters)} of {of} parameters were exactly zero: {_few(parameters)}."
-    ]
+    found = [f"At update {update} these gradients were exactly zero, {len(parameters)} of {of}: {few(parameters)}."]
     if silent:
-        found.append(f"Nothing but zeros comes out of {_few(silent)}.")
-    modules = silent[:1] or dict.fromkeys(map(module_of, parameters))
+        found.append(f"Nothing but zeros comes out of {few(silent)}.")
+    modules = map(_place, silent[:1] or dict.fromkeys(map(module_of, parameters)))
     found.append(advice(Kind.ZERO, reason))
     return Cause(Kind.ZERO.value, reason.value if reason else None, tuple(modules), tuple(found), rank=rank)
 
 
-def _few(names: list[str], at_most: int = 5) -> str:
+def few(names: list[str], at_most: int = 5) -> str:
+    """The first few names in quotes, and how many more there are."""
     rest = len(names) - at_most
-    listed = ", ".join(f'"{name}"' for name in names[:at_most])
+    listed = ", ".join(map(_quoted, names[:at_most]))
     return f"{listed} and {rest} more" if rest > 0 else listed
