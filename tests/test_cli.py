@@ -167,14 +167,12 @@ print(json.dumps([name for name in sys.modules if name in extras or name.startsw
 """
 
 
-@pytest.mark.alone
 def test_the_help_imports_no_command_and_no_extra() -> None:
     """A command is imported when it is typed, not before: its extras may be missing."""
     out = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True).stdout
     assert json.loads(out.splitlines()[-1]) == []
 
 
-@pytest.mark.alone
 def test_python_m_lucid_amp_is_the_command_line() -> None:
     """``python -m lucid.amp`` takes the same words as ``lucid-amp``."""
     done = subprocess.run([sys.executable, "-m", "lucid.amp", "--version"], check=False, capture_output=True, text=True)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from lucid.amp import ScaleUpdate, cli
-from lucid.amp.cli.demo import chart, flow, race, sawtooth, screen, story, task, words
+from lucid.amp.cli.demo import chart, flow, picture, race, sawtooth, screen, story, task, words
 from lucid.amp.cli.demo.record import GUESS, Record, Row
 from lucid.amp.cli.demo.task import BFLOAT16, FLOAT32, SCALED, UNSCALED, WAYS, Digits, Result, Training, Way
 
@@ -99,7 +99,6 @@ def test_each_way_computes_in_its_dtype(way: Way, digits: Digits) -> None:
 # ---------------------------------------------------------------- the claims
 
 
-@pytest.mark.alone
 def test_without_scaling_float16_does_not_learn_and_with_the_scaler_it_does(digits: Digits) -> None:
     """At seed 0, 150 steps on a CPU: three ways learn, unscaled float16 guesses, its first layers get zeros only."""
     ran = race.Race(digits, seed=0, steps=150)
@@ -461,7 +460,9 @@ def test_where_nobody_watches_there_are_plain_lines(
     monkeypatch.setenv("FORCE_COLOR", "1")
     text = drive(io.StringIO(), digits, tmp_path / "demo.png", seeds=2)
     assert CONTROL.findall(text) == []
-    assert max(map(len, text.splitlines())) <= 80
+    *lines, where = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert where == f"The same as a picture: {tmp_path / 'demo.png'}"
     assert re.search(r"^ +12 of 12 +2\.\d{4} +2\.\d{4} +2\.\d{4} +2\.\d{4} +0:00 left$", text, re.MULTILINE)
     assert "has not learnt yet" in " ".join(text.split())
     assert "Medians of 2 seeds" in " ".join(text.split())
@@ -477,7 +478,8 @@ def test_a_watched_table_fits_its_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     text = drive(Terminal(), digits, tmp_path / "demo.png")
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-    lines = uncontrolled(text).replace("\r", "\n").splitlines()
+    *lines, where = uncontrolled(text).replace("\r", "\n").splitlines()
+    assert where.endswith(str(tmp_path / "demo.png"))
     assert max(map(len, lines)) <= columns
     assert not any("…" in line for line in lines)
     headings = [line.split() for line in lines if "loss so far" in line]
@@ -588,6 +590,22 @@ def test_json_is_one_object_and_all_else_goes_to_standard_error(
     assert "What this run showed" in shown.err
 
 
+@pytest.mark.usefixtures("short_scale_run")
+def test_a_picture_that_cannot_be_written_after_all_loses_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that is full by the time of the drawing is told; the figures are printed all the same."""
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(picture, "draw", full)
+    assert cli.main(["demo", "--json", "--steps", "2", "--out", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["picture"] is None
+    assert "No space left on device" in shown.err
+
+
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal], ids=["into a file", "on a terminal"])
 def test_an_interruption_ends_cleanly(
     stream: Callable[[], io.StringIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -607,7 +625,6 @@ def test_an_interruption_ends_cleanly(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process alone")
 def test_ctrl_c_ends_a_real_process_without_a_traceback(tmp_path: Path) -> None:
     """SIGINT in the middle of a training ends the process with status 130 and no traceback."""

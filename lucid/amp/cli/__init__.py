@@ -1,8 +1,8 @@
-"""The command line: `lucid-amp COMMAND`, also `python -m lucid.amp COMMAND`.
+"""The command line: ``lucid-amp COMMAND``, also ``python -m lucid.amp COMMAND``.
 
 Knows the table of commands, how one line tells a user what is wrong, and which other distributions
 claim the package's name. Refuses to know what a command does: each is a module beside this one
-with `add_arguments(parser)` and `run(args) -> int`, imported only when its name is typed.
+with ``add_arguments(parser)`` and ``run(args) -> int``, imported only when its name is typed.
 """
 
 import argparse
@@ -21,10 +21,12 @@ PROGRAM = "lucid-amp"
 
 COMMANDS = {
     "demo": "train a real network in float16, without and with the scaler, and see why it matters",
+    "run": "run a training script unchanged, and tell what float16 did in it",
+    "report": "draw the report of a run again",
 }
 
 RIVALS = ("lucid", "lucid-dl")
-"""Distributions on PyPI that install a package called `lucid`, too."""
+"""Distributions on PyPI that install a package called ``lucid``, too."""
 
 
 class Refusal(Exception):
@@ -43,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        argv: the words after `lucid-amp`; those of the process where None.
+        argv: the words after ``lucid-amp``; those of the process where None.
 
     Returns:
         The command's own status; 2 for what it refuses to start with.
 
     Raises:
-        SystemExit: as argparse does, after `--help`, `--version` and a wrong argument.
+        SystemExit: as argparse does, after ``--help``, ``--version`` and a wrong argument.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if (line := rival_installed()) is not None:
@@ -82,7 +84,7 @@ def require(packages: Mapping[str, str], extra: str) -> None:
 
 
 def rival_installed() -> str | None:
-    """One line about another distribution that owns a package called `lucid`, or None."""
+    """One line about another distribution that owns a package called ``lucid``, or None."""
     for name in RIVALS:
         try:
             found = importlib.metadata.distribution(name)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Check everything, then train, show and explain.
 
     Returns:
-        0; 130 when it was interrupted.
+        0; 1 where the picture could not be written after all; 130 after an interruption.
 
     Raises:
         Refusal: an extra is missing, the device does not work, or the picture cannot be written.
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     if args.json:
         print(json.dumps(told, allow_nan=False))
-    return 0
+    return 0 if told["picture"] else 1
 
 
 def _whole(text: str) -> int:

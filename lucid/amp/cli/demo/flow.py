@@ -6,9 +6,10 @@ Refuses to know what the sizes mean, and how they are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -49,7 +50,7 @@ def caught(layers: Sequence[nn.Linear], numbers: Sequence[int]) -> Iterator[dict
     made in half precision, one value for each picture and unit.
     """
     gradients: dict[int, torch.Tensor] = {}
-    handles = [layers[number - 1].register_forward_hook(_keeper(gradients, number)) for number in numbers]
+    handles = [layers[number - 1].register_forward_hook(partial(_keep, gradients, number)) for number in numbers]
     try:
         yield gradients
     finally:
@@ -79,11 +80,7 @@ def histogram(layer: int, gradient: torch.Tensor) -> Histogram:
     )
 
 
-def _keeper(gradients: dict[int, torch.Tensor], number: int) -> Callable[[nn.Module, object, torch.Tensor], None]:
-    def keep(module: nn.Module, args: object, output: torch.Tensor) -> None:
-        def catch(gradient: torch.Tensor) -> None:
-            gradients[number] = gradient.detach()
-
-        output.register_hook(catch)  # type: ignore[no-untyped-call]
-
-    return keep
+def _keep(
+    gradients: dict[int, torch.Tensor], number: int, layer: nn.Module, args: object, output: torch.Tensor
+) -> None:
+    output.register_hook(partial(gradients.__setitem__, number))  # type: ignore[no-untyped-call]

@@ -63,9 +63,9 @@ class Screen:
         self.width = min(self.console.width, _WIDEST)
         self._tenth = 0
 
-    def say(self, text: str) -> None:
-        """A paragraph, folded at the console's width."""
-        self.console.print(self._text(text), width=self.width)
+    def say(self, text: str, folded: bool = True) -> None:
+        """A paragraph, folded at the console's width unless it holds a path that one may want to copy."""
+        self.console.print(self._text(text), width=self.width if folded else None, soft_wrap=not folded)
 
     def heading(self, text: str) -> None:
         """A heading, with a blank line above."""

@@ -11,13 +11,24 @@ from typing import Any
 
 import torch
 
+from lucid.amp import autocast
 from lucid.amp.cli.demo import chart, picture, words
 from lucid.amp.cli.demo.flow import HALF_FROM, HALF_TO
 from lucid.amp.cli.demo.race import Race
 from lucid.amp.cli.demo.record import Record, Row
 from lucid.amp.cli.demo.sawtooth import GROWTH_INTERVAL, INIT_SCALE, moves
 from lucid.amp.cli.demo.screen import Screen
-from lucid.amp.cli.demo.task import FLOAT32, SCALED, UNSCALED, WAYS, Digits, Result, load_digits
+from lucid.amp.cli.demo.task import (
+    FLOAT32,
+    SCALED,
+    SIGMOIDS,
+    TRAINED_ON,
+    UNSCALED,
+    WAYS,
+    Digits,
+    Result,
+    load_digits,
+)
 
 
 def tell(
@@ -34,13 +45,12 @@ def tell(
         place: the PNG's path.
 
     Returns:
-        The record as one object that JSON can hold.
-
-    Raises:
-        OSError: the picture could not be written.
+        The record as one object that JSON can hold; its ``picture`` is None where that could not be written.
     """
+    record = Record(_settings(seeds, steps, device))
+    _introduce(screen, record)
     digits = load_digits(device)
-    record = Record(_settings(seeds, steps, device), blank=digits.blank)
+    record.blank = digits.blank
     _train(screen, record, digits, seeds, steps, patience)
     _show_flow(screen, record)
     _show_scale(screen, record, digits, seeds[0])
@@ -49,9 +59,7 @@ def tell(
     for paragraph in words.paragraphs(record):
         screen.say(paragraph)
         screen.say("")
-    picture.draw(record, place)
-    screen.say(f"The same as a picture: {place}")
-    return record.as_dict() | {"picture": str(place)}
+    return record.as_dict() | {"picture": _draw(screen, record, place)}
 
 
 def _settings(seeds: range, steps: int, device: torch.device) -> dict[str, Any]:
@@ -60,16 +68,22 @@ def _settings(seeds: range, steps: int, device: torch.device) -> dict[str, Any]:
         "seeds": len(seeds),
         "steps": steps,
         "device": str(device),
+        "float16_arithmetic": autocast(device.type, torch.float16).arithmetic,
         "torch": torch.__version__,
     }
 
 
-def _train(screen: Screen, record: Record, digits: Digits, seeds: range, steps: int, patience: float | None) -> None:
+def _introduce(screen: Screen, record: Record) -> None:
     settings = record.settings
     screen.say(
-        f"scikit-learn's digits, six sigmoid layers, {steps} steps on all {len(digits.train_y)} training "
+        f"scikit-learn's digits, {SIGMOIDS} sigmoid layers, {settings['steps']} steps on all {TRAINED_ON} training "
         f"digits at once; on {settings['device']}, PyTorch {settings['torch']}."
     )
+    if settings["float16_arithmetic"] == "float32":
+        screen.say("float16 is stored and rounded as such, and multiplied in float32: faster on this processor.")
+
+
+def _train(screen: Screen, record: Record, digits: Digits, seeds: range, steps: int, patience: float | None) -> None:
     results: list[list[Result]] = []
     for place, seed in enumerate(seeds):
         race = Race(digits, seed, steps, patience)
@@ -111,3 +125,13 @@ def _show_scale(screen: Screen, record: Record, digits: Digits, seed: int) -> No
         f"{chart.GROWTH} the scale is doubled after this step."
     )
     screen.chart(chart.staircase(record.updates, screen.width))
+
+
+def _draw(screen: Screen, record: Record, place: Path) -> str | None:
+    try:
+        picture.draw(record, place)
+    except OSError as error:
+        screen.say(f"The picture could not be written to {place}: {error.strerror}", folded=False)
+        return None
+    screen.say(f"The same as a picture: {place}", folded=False)
+    return str(place)
