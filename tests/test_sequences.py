@@ -13,6 +13,7 @@ import reference
 import torch
 from hypothesis import given, settings
 from strategies import ELEMENTS, Call, World, programs, worlds
+from values import numbers
 
 from lucid.amp import GradScaler
 
@@ -56,12 +57,6 @@ def optimizer(kind: str, parameters: list[torch.nn.Parameter]) -> Any:
         return Duck(parameters)
     flags = {} if kind == "plain" or any(p.is_complex() for p in parameters) else {kind: True}
     return torch.optim.SGD(parameters, lr=1.0, **flags)
-
-
-def numbers(tensor: torch.Tensor) -> np.ndarray:
-    """The values of a tensor; bfloat16 in float32, which holds them all; of complex ones the real part."""
-    tensor = tensor.detach()
-    return np.real((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
 
 
 class Machine:

@@ -1,0 +1,190 @@
+"""Which tensors are the same memory, and which overlap, against a count of every byte."""
+
+import gc
+import itertools
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lucid.amp import _memory
+from lucid.amp._memory import Seen
+
+
+def touched(tensor: Tensor) -> list[int]:
+    """The address of every byte of every element, counted out one by one."""
+    places = itertools.product(*map(range, tensor.shape))
+    firsts = [
+        tensor.data_ptr()
+        + tensor.element_size() * sum(i * stride for i, stride in zip(place, tensor.stride(), strict=True))
+        for place in places
+    ]
+    return [first + byte for first in firsts for byte in range(tensor.element_size())]
+
+
+BUFFER = torch.zeros(64)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> Tensor:
+    """Any strided view of a small buffer, of any of two element sizes."""
+    shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    strides = draw(st.lists(st.integers(0, 6), min_size=len(shape), max_size=len(shape)))
+    buffer = BUFFER if draw(st.booleans()) else BUFFER.view(torch.bfloat16)
+    return buffer.as_strided(shape, strides, draw(st.integers(0, 8)))
+
+
+@given(views())
+def test_an_element_stored_twice_is_found(tensor: Tensor) -> None:
+    """A tensor overlaps itself exactly where a byte belongs to two of its elements."""
+    bytes_of_it = touched(tensor)
+    assert _memory.overlaps_itself(_memory.region(tensor)) == (len(bytes_of_it) > len(set(bytes_of_it)))
+
+
+@given(views(), views())
+def test_two_overlap_where_they_share_a_byte(a: Tensor, b: Tensor) -> None:
+    """Two tensors overlap exactly where they share a byte and are not the same memory."""
+    first, second = _memory.region(a), _memory.region(b)
+    found = _memory.first_overlap([first, second])
+    assert (found is not None) == (first != second and bool(set(touched(a)) & set(touched(b))))
+
+
+@given(views(), views())
+def test_the_same_region_is_the_same_memory(a: Tensor, b: Tensor) -> None:
+    """Equal regions hold exactly the same bytes; equal address, shape and strides are an equal region."""
+    if _memory.region(a) == _memory.region(b):
+        assert set(touched(a)) == set(touched(b))
+    assert _memory.region(a) == _memory.region(a.as_strided(a.shape, a.stride()))
+
+
+@given(st.lists(views(), max_size=5))
+def test_an_overlap_among_many_is_found(tensors: list[Tensor]) -> None:
+    """Of many regions, two that share bytes are found wherever two do."""
+    regions = set(map(_memory.region, tensors))
+    expected = any(
+        _memory.region(a) != _memory.region(b) and set(touched(a)) & set(touched(b))
+        for a, b in itertools.combinations(tensors, 2)
+    )
+    found = _memory.first_overlap(regions)
+    assert (found is not None) == expected
+    if found is not None:
+        assert found[0] != found[1]
+        assert set(found) <= regions
+
+
+def test_neighbours_and_interleaved_views_do_not_overlap() -> None:
+    """Slices of a bucket that touch, and columns of one matrix, share no element."""
+    flat, matrix = torch.zeros(10), torch.zeros(4, 6)
+    for parts in ([flat[:4], flat[4:7], flat[7:]], [flat[0::2], flat[1::2]], [matrix[:, :3], matrix[:, 3:]]):
+        assert _memory.first_overlap(map(_memory.region, parts)) is None
+
+
+def test_a_transposed_view_is_the_same_memory() -> None:
+    """It fills the same bytes without gaps, so that dividing both would divide twice."""
+    matrix = torch.zeros(3, 4)
+    assert _memory.region(matrix) == _memory.region(matrix.T) == _memory.region(matrix.view(-1))
+
+
+@given(st.lists(views().filter(Tensor.is_contiguous), max_size=4))
+def test_apart_is_never_said_of_tensors_that_share_memory(tensors: list[Tensor]) -> None:
+    """The quick look may miss, but what it clears is clear."""
+    shared = any(set(touched(a)) & set(touched(b)) for a, b in itertools.combinations(tensors, 2))
+    assert not (_memory.apart(tensors) and shared)
+
+
+def test_ordinary_tensors_are_apart() -> None:
+    """Neighbours in one buffer too; an empty tensor, a tensor twice and an overlap are not."""
+    a, b = torch.zeros(3), torch.zeros(2, 2)
+    assert _memory.apart([a, b, BUFFER[:4], BUFFER[4:6]])
+    assert not _memory.apart([a, a])
+    assert not _memory.apart([BUFFER[:4], BUFFER[3:6]])
+    assert not _memory.apart([a, torch.zeros(0)])
+
+
+def test_stored_leaves_out_what_an_expansion_repeats(device: torch.device) -> None:
+    """An expanded tensor is seen once where it is stored; any other tensor is handed back."""
+    small = torch.tensor([[1.0], [2.0]], device=device)
+    view = _memory.stored(small.expand(3, 2, 4))
+    assert (view.numel(), view.data_ptr()) == (2, small.data_ptr())
+    assert _memory.stored(small) is small
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+def test_stored_invents_no_element(shape: tuple[int, ...]) -> None:
+    """An empty expansion stays empty."""
+    empty = torch.zeros(1).as_strided(shape, (0,) * len(shape))
+    assert _memory.stored(empty).numel() == 0
+
+
+def remembered(*tensors: Tensor) -> Seen:
+    """What has seen these tensors."""
+    seen = Seen()
+    seen.add(tensors, [_memory.region(tensor) for tensor in tensors])
+    return seen
+
+
+def test_a_tensor_is_known_until_clear() -> None:
+    """The very object, and another object of the same memory, until the iteration ends."""
+    tensor, other = torch.zeros(3), torch.zeros(3)
+    seen = remembered(tensor)
+    assert seen
+    assert seen.has(tensor, _memory.region(tensor))
+    assert seen.has(tensor.view(3), _memory.region(tensor))
+    assert not seen.has(other, _memory.region(other))
+    seen.clear()
+    assert not seen
+    assert not seen.has(tensor, _memory.region(tensor))
+
+
+def test_a_tensor_at_the_address_of_one_that_is_gone_is_new() -> None:
+    """The allocator hands an address out again; the object decides."""
+    storage = torch.zeros(3)
+    first = storage.view(3)
+    seen = remembered(first)
+    place = _memory.region(first)
+    del first
+    gc.collect()
+    assert not seen.has(storage.view(3), place)
+    assert seen.regions() == []
+
+
+def test_memory_is_known_while_any_tensor_of_it_lives() -> None:
+    """Of two objects of one memory, one may go."""
+    storage = torch.zeros(3)
+    for gone in (0, 1):
+        pair = [storage.view(3), storage.view(3)]
+        seen = remembered(*pair)
+        del pair[gone]
+        assert seen.has(storage.view(3), _memory.region(storage))
+        assert seen.regions() == [_memory.region(storage)]
+
+
+def test_a_tensor_that_was_moved_leaves_its_old_memory() -> None:
+    """After ``tensor.data = ...`` the tensor is still known, and its old memory may be another tensor's."""
+    storage = torch.zeros(3)
+    tensor = storage.view(3)
+    seen = remembered(tensor)
+    tensor.data = torch.ones(3)
+    assert seen.has(tensor, _memory.region(tensor))
+    assert not seen.has(storage, _memory.region(storage))
+
+
+def test_remembering_keeps_no_memory_alive() -> None:
+    """Only numbers and weak references are kept."""
+    tensor = torch.zeros(3)
+    seen = remembered(tensor)
+    assert seen.has(tensor, _memory.region(tensor))
+    alive = weakref.ref(tensor)
+    del tensor
+    assert alive() is None
+
+
+def test_a_default_device_changes_nothing() -> None:
+    """Under ``torch.device("meta")`` the sums over addresses are still made where they can be read."""
+    tensor = torch.zeros(9).as_strided((3, 3), (2, 2))
+    with torch.device("meta"):
+        assert _memory.overlaps_itself(_memory.region(tensor))
+        assert _memory.first_overlap([_memory.region(tensor), _memory.region(tensor[1:])]) is not None
