@@ -104,9 +104,7 @@ def test_a_killed_writer_leaves_a_journal(tmp_path: Path) -> None:
     assert steps == list(range(len(steps)))
 
 
-@pytest.mark.parametrize(
-    "content", [b"import torch\n", b'{"a": 1}\n', b'{\n "step": 1\n}\n', b"[1, 2]", b"\x89PNG"]
-)
+@pytest.mark.parametrize("content", [b"import torch\n", b'{"a": 1}\n', b'{\n "step": 1\n}\n', b"[1, 2]", b"\x89PNG"])
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     """A path that holds something else is refused by name, for reading and writing, and keeps its bytes."""
     path = tmp_path / "train.py"

@@ -7,6 +7,7 @@ from torch import nn
 
 
 def main() -> None:
+    """Train, with what the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
     parser.add_argument("--lr", type=float, default=1e-2)

@@ -14,6 +14,7 @@ class CountingScaler(torch.amp.GradScaler):
         self.count = 0
 
     def update(self, new_scale: float | None = None) -> None:
+        """Update, and count."""
         super().update(new_scale)
         self.count += 1
 

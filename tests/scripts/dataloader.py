@@ -11,7 +11,7 @@ class Squares(Dataset):
     """Pictures of noise, labelled by their brightest quarter."""
 
     def __len__(self) -> int:
-        return 48
+        return 144
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         picture = torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(index))
@@ -25,12 +25,11 @@ if __name__ == "__main__":
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, nesterov=True, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**23, growth_interval=3)
-    for _ in range(3):
-        for x, y in loader:
-            with torch.autocast("cpu", torch.float16):
-                loss = nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+    for x, y in loader:
+        with torch.autocast("cpu", torch.float16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
     torch.save({"model": model.state_dict(), "scale": scaler.get_scale()}, sys.argv[1])

@@ -17,6 +17,7 @@ class Model(nn.Module):
         self.head = nn.Linear(32, 30)
 
     def forward(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Logits for the next character at each place."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         return self.head(self.encoder(self.embedding(tokens) * weight, mask=mask, is_causal=True))
 

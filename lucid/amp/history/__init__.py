@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lucid.amp._journal import Journal, read_lines
 from lucid.amp.diagnosis._events import listen
+from lucid.amp.diagnosis._explain import explain
 from lucid.amp.history._record import Record, logger
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class History(Sequence[Record]):
         history._records.extend(map(Record.from_dict, read_lines(path)))
         history._step = history._records[-1].step + 1 if history._records else 0
         return history
+
+    @property
+    def next_step(self) -> int:
+        """The `step` that the next record will have."""
+        return self._step
 
     def add(self, update: ScaleUpdate, kind: str | None = None, where: Sequence[str] = ()) -> Record:
         """Append an update, by hand; a history that was given a scaler does it itself.
@@ -191,4 +197,9 @@ class _Attendance:
         self.history = history
 
     def updated(self, scaler: Any, update: ScaleUpdate) -> None:
-        self.history.add(update)
+        """Record an update; a step that was skipped, with its cause."""
+        if any(update.skipped):
+            explanation = explain(scaler)
+            self.history.add(update, explanation.kind, explanation.where)
+        else:
+            self.history.add(update)

@@ -94,7 +94,8 @@ def _picture(picture: Picture) -> str:
         narrow = f'<source media="(max-width: 40rem)" srcset="{_data(picture.narrow)}">'
     image = f'<img src="{_data(picture.png)}" alt="{_text(picture.alt)}">'
     caption = f"<figcaption>{_marked(picture.caption)}</figcaption>" if picture.caption else ""
-    return f"<figure><picture>{narrow}{image}</picture>{caption}</figure>"
+    wide = "" if narrow else ' class="wide" tabindex="0"'
+    return f"<figure{wide}><picture>{narrow}{image}</picture>{caption}</figure>"
 
 
 def _table(table: Table, key: str, title: str) -> Iterable[str]:

@@ -11,8 +11,10 @@ import contextlib
 import os
 import sys
 
-from lucid.amp.cli import Refusal, report
+from lucid.amp.cli import report
 from lucid.amp.cli.run._folder import Folder
+from lucid.amp.cli.run._log import Options
+from lucid.amp.cli.run._observer import Observer
 from lucid.amp.cli.run._script import Script
 
 EVERY = 100
@@ -55,20 +57,57 @@ def run(args: argparse.Namespace) -> int:
     script = Script.from_words(args.module or args.script, is_module=args.module is not None)
     report.check()
     folder = Folder.choose(args.out)
-    observer = _observer(args, script, folder)
+    options = Options(args.every, not args.no_watch, not args.no_replay, args.save_batch)
+    observer = Observer(script, folder, options)
     process = os.getpid()
     ending = "exit 0"
     try:
         with observer, _scaler_of(args.scaler):
             script.run()
-    except Refusal:
-        observer.withdraw()
-        raise
     except BaseException as error:
         ending = _ending(error)
         raise
     finally:
         # A child that the script forked comes here, too.
         if os.getpid() == process:
-            observer.end(ending)
+            _tell(observer, ending)
     return 0
+
+
+def _tell(observer: Observer, ending: str) -> None:
+    """Write the last lines, draw, and sum up on standard error; the script's ending stays what it is."""
+    folder = observer.folder
+    observer.end(ending)
+    if folder.rank != 0:
+        return
+    try:
+        found = report.draw(folder.path)
+    except (Exception, KeyboardInterrupt) as error:
+        words = f"{type(error).__name__}: {error}"
+        print(f"lucid-amp run: the report could not be drawn ({words}).", file=sys.stderr)
+        print(f"What was recorded is in {folder.path}; lucid-amp report draws it again.", file=sys.stderr)
+    else:
+        report.sum_up(found, folder.path)
+
+
+def _ending(error: BaseException) -> str:
+    """How the script ended, in a few words."""
+    if isinstance(error, SystemExit):
+        code = 0 if error.code is None else error.code
+        return f"exit {code if isinstance(code, int) else 1}"
+    return f"{type(error).__name__}: {error}".strip(": ")
+
+
+def _scaler_of(choice: str) -> contextlib.AbstractContextManager[None]:
+    if choice == "script":
+        return contextlib.nullcontext()
+    from lucid.amp.cli.run._adapter import swapped
+
+    return swapped()
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number

@@ -5,7 +5,7 @@ Knows names, and how the processes of one job find the same folder. Refuses to k
     run.json         the command, when, with what, how it ended; the scalers and models that were seen
     updates.jsonl    every update of the first scaler (updates-2.jsonl of the second, …)
     causes.jsonl     what was found out about skips
-    ranges.jsonl     samples of the gradients' ranges
+    ranges.json      the first and the latest sample of the gradients' ranges
     batch.pt         with --save-batch: the model inputs at which a loss stopped being finite
     scale.png, ranges.png, report.html
 

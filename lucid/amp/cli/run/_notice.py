@@ -22,9 +22,9 @@ from lucid.amp import GradScaler
 class Notice:
     """A block in which `on_scaler` hears of every scaler and `on_model` of every model, each once.
 
-    A model is a module with parameters that the script itself calls on its main thread: the outermost one, and
-    inside `DistributedDataParallel` and `DataParallel` the module they were given. `on_model` comes before the
-    module's first call.
+    A model is a module with parameters that the script itself calls on its main thread, with gradients: the
+    outermost one, and inside `DistributedDataParallel` and `DataParallel` the module they were given. `on_model`
+    comes before the module's first such call.
 
     Args:
         on_scaler: called with a scaler as soon as it was constructed, lucid's or PyTorch's.
@@ -81,7 +81,7 @@ class Notice:
         return called
 
     def _meet(self, module: nn.Module) -> None:
-        if not self._is_new(module):
+        if not torch.is_grad_enabled() or not self._is_new(module):
             return
         model = _unwrapped(module)
         # A wrapped model may have been called by itself before.

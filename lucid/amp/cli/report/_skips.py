@@ -1,0 +1,126 @@
+"""The skips of a run in groups: what they had in common, how often, and how grave it is.
+
+Knows rows of skips. Refuses to find causes; `diagnosis` told them while the script ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from lucid.amp.cli.report._content import Finding, Weight
+from lucid.amp.cli.report._run import ScalerRun
+from lucid.amp.cli.report._text import plural, power
+from lucid.amp.diagnosis._kinds import Kind
+from lucid.amp.diagnosis._ranges_shown import percent
+from lucid.amp.history import Record
+
+__all__ = ["of_skips", "title_of"]
+
+ROW = 25
+"""So many skips in a row are no search for a scale any more."""
+
+OFTEN = 0.05
+"""A scaler whose every twentieth step is skipped costs more than it should."""
+
+BENIGN = (Kind.BACKWARD.value, Kind.EARLIER.value)
+
+TITLES = {
+    Kind.LOSS.value: "The loss was not finite",
+    Kind.BACKWARD.value: "The backward overflowed",
+    Kind.EARLIER.value: "The backward of an accumulated batch overflowed",
+    Kind.STALE.value: "Gradients that were not finite were never cleared",
+    Kind.RANK.value: "Another rank overflowed",
+    Kind.HALF.value: "A parameter is float16",
+    Kind.ZERO.value: "Gradients are exactly zero",
+}
+
+
+class Group(NamedTuple):
+    """Skips of one kind, one reason and one place."""
+
+    kind: str | None
+    records: list[Record]
+    cause: dict[str, Any] | None
+
+
+def of_skips(scaler: ScalerRun, name: str) -> Iterator[Finding]:
+    """The search for a scale at the beginning, then a finding for each group, the largest first.
+
+    Args:
+        scaler: what one scaler did.
+        name: what tells it from the others in a sentence; empty where there is one.
+    """
+    history = scaler.history
+    search = list(takewhile(lambda record: record.overflow and record.kind in BENIGN, history))
+    if search and len(search) < ROW:
+        yield _search(search, name)
+    groups = _groups(scaler, history[len(search) :] if len(search) < ROW else history[:])
+    for group in sorted(groups, key=lambda group: -len(group.records)):
+        yield _finding(group, history, name)
+
+
+def title_of(kind: str | None, cause: dict[str, Any] | None) -> str:
+    """What happened, where, and why, on one line."""
+    what = TITLES.get(kind or "", "A step was skipped for a cause that is not known")
+    place = f', in "{cause["where"][0]}"' if cause and len(cause["where"]) == 1 else ""
+    reason = f": {cause['reason']}" if cause and cause["reason"] else ""
+    return f"{what}{place}{reason}"
+
+
+def _groups(scaler: ScalerRun, records: Sequence[Record]) -> list[Group]:
+    told = {each["step"]: each["causes"][0] for each in scaler.causes if each["causes"] and not each.get("final")}
+    groups: dict[tuple[str | None, ...], Group] = {}
+    for record in records:
+        if record.overflow:
+            cause = told.get(record.step)
+            key = (record.kind, *record.where[:1])
+            group = groups.setdefault(key, Group(record.kind, [], cause))
+            group.records.append(record)
+    return list(groups.values())
+
+
+def _search(search: Sequence[Record], name: str) -> Finding:
+    saved = plural(len(search), "step")
+    return Finding(
+        "fine",
+        f"The scale{name} was too high at first: {saved} skipped",
+        (f"It came down from {power(search[0].scale)} to {power(search[-1].new_scale)}, as it should.",),
+        f"nothing; or start where it ended, `init_scale={search[-1].new_scale:g}`, which saves {saved}.",
+    )
+
+
+def _finding(group: Group, history: Sequence[Record], name: str) -> Finding:
+    kind, records, cause = group
+    sentences = tuple(cause["sentences"]) if cause else ()
+    facts = (*_gist(records, history, name), *sentences[:-1])
+    often = len(records) > max(2, OFTEN * len(history))
+    weight: Weight = "fine" if kind in BENIGN else "act"
+    if kind in BENIGN and often:
+        weight = "act" if _longest_row(records) >= ROW else "look"
+    title = f"{title_of(kind, cause)} ({plural(len(records), 'update')})"
+    return Finding(weight, title, facts, sentences[-1] if sentences else "")
+
+
+def _gist(records: Sequence[Record], history: Sequence[Record], name: str) -> Iterator[str]:
+    """When, and how often; and whether anything landed since."""
+    first, last, updates = records[0].step, records[-1].step, len(history)
+    if len(records) == 1:
+        yield f"At update {first} of {updates:,}{name}, at scale {power(records[0].scale)}."
+    else:
+        share, row = percent(100 * len(records) / updates), _longest_row(records)
+        together = f", up to {row} in a row" if row > 2 else ""
+        yield f"At {len(records):,} of {updates:,} updates{name} ({share} %), from {first} to {last}{together}."
+    lost = len(list(takewhile(lambda record: record.overflow, reversed(history))))
+    if lost >= ROW and history[-1] in records:
+        yield f"The last {lost:,} updates were all skipped: nothing was learnt since update {updates - lost:,}."
+
+
+def _longest_row(records: Sequence[Record]) -> int:
+    longest = row = 0
+    before = None
+    for record in records:
+        row = row + 1 if before is not None and record.step == before + 1 else 1
+        longest, before = max(longest, row), record.step
+    return longest

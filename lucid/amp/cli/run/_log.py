@@ -1,0 +1,186 @@
+"""What one scaler does, written down; and what gradients a script without a scaler has.
+
+Knows when to ask `diagnosis` and which file of the folder gets the answer. Refuses to know how scalers and models
+are found, and how a report looks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lucid.amp import ScaleUpdate, diagnosis
+from lucid.amp._journal import Journal
+from lucid.amp.cli.run._harmless import harmless
+from lucid.amp.cli.run._sampler import Sampler
+from lucid.amp.diagnosis._events import listen
+from lucid.amp.history import History
+
+if TYPE_CHECKING:
+    from lucid.amp.cli.run._observer import Observer
+
+TOLD = 50
+"""So many causes are written in full; of a longer row only the 64th, the 128th, …"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How closely to look.
+
+    Attributes:
+        every: sample the gradients' ranges at one update in so many.
+        watch: watch modules, not scalers only.
+        replay: run a forward again to find where it stopped being finite.
+        save_batch: keep the inputs of the first such forward.
+    """
+
+    every: int = 100
+    watch: bool = True
+    replay: bool = True
+    save_batch: bool = False
+
+
+class ScalerLog:
+    """Writes down what one scaler does.
+
+    Args:
+        observer: who asks; takes notes, knows the folder.
+        scaler: lucid's or PyTorch's.
+        number: from 0, in the order in which the script made them.
+    """
+
+    def __init__(self, observer: Observer, scaler: Any, number: int) -> None:
+        self.observer, self.options = observer, observer.options
+        self.facts = _scaler_facts(scaler)
+        self._scaler = weakref.ref(scaler)
+        self._told = 0
+        self._explanation: diagnosis.Explanation | None = None
+        folder = observer.folder
+        self._batch = folder.file("batch.pt", number) if self.options.save_batch else None
+        self._causes = Journal(folder.file("causes.jsonl", number))
+        self._sampler = Sampler(self.options.every, folder.file("ranges.json", number), self.note)
+        self.history = History(path=folder.file("updates.jsonl", number))
+        self._watches: list[weakref.ref[diagnosis.Watch]] = []
+        self._ears = listen(scaler, self)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the scaler scales, or did when it was last seen."""
+        return bool(self.facts["enabled"])
+
+    def note(self, words: str) -> None:
+        """Keep something that the reader of the report must know."""
+        self.observer.note(words)
+
+    @harmless
+    def scaled(self, scaler: Any, outputs: Any) -> None:
+        """A backward is to come."""
+        if self.observer.folder.rank == 0:
+            self._sampler.begin(self.history.next_step)
+
+    @harmless
+    def updated(self, scaler: Any, update: ScaleUpdate) -> None:
+        """Record an update; where a step was skipped, with its cause. The record comes also where that fails."""
+        self._explanation = None
+        if any(update.skipped):
+            self._explain(scaler)
+        self._sample(update)
+        told = self._explanation
+        self.history.add(update, told.kind if told else None, told.where[:3] if told else ())
+
+    @harmless
+    def _explain(self, scaler: Any) -> None:
+        """Ask why; write it in full, the first causes all, then ever fewer of a row that has no end."""
+        self._explanation = diagnosis.explain(scaler)
+        self._told += 1
+        if self._told <= TOLD or self._told & (self._told - 1) == 0:
+            self._causes.append(self.history.next_step, self._explanation.as_dict())
+
+    @harmless
+    def _sample(self, update: ScaleUpdate) -> None:
+        sampled = self._sampler.end(self.history.next_step, update.scale)
+        if sampled is not None:
+            fate = sampled.fate()
+            self.history.sample(zero=fate.zero, subnormal=fate.subnormal)
+
+    @harmless
+    def watch(self, model: nn.Module | None, name: str) -> None:
+        """Let `diagnosis` watch a model while this scaler trains it."""
+        scaler = self._scaler()
+        if model is None or scaler is None or not self.enabled:
+            return
+        rows = self.options.every if self.observer.folder.rank == 0 else 0
+        watch = diagnosis.watch(model, scaler, self._batch, report=None, replay=self.options.replay, outputs=rows)
+        # Held by the model's hooks: a model that the script lets go takes its watch along.
+        self._watches.append(weakref.ref(watch))
+        self._sampler.add(name, watch)
+
+    @harmless
+    def close(self) -> None:
+        """Hear no more; tell what is wrong without a skip."""
+        scaler = self._scaler()
+        if scaler is not None and self.enabled:
+            explanation = diagnosis.explain(scaler)
+            if explanation.causes:
+                self._causes.append(self.history.next_step, {"final": True, **explanation.as_dict()})
+        for handle in (self._ears, *(find() for find in self._watches)):
+            if handle is not None:
+                handle.remove()
+        self.history.close()
+        self._causes.close()
+
+
+class PlainLog:
+    """Samples the gradients of a script that scales nothing, step by step of its optimizers."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._sampler = Sampler(observer.options.every, observer.folder.file("ranges.json"), self.note)
+        self._every = observer.options.every
+        self._steps = 0
+        self._handles: list[Any] = []
+
+    def note(self, words: str) -> None:
+        """Keep something that the reader of the report must know."""
+        self.observer.note(words)
+
+    @harmless
+    def sample(self, model: nn.Module, name: str) -> None:
+        """Sample this model; its first backward is still to come."""
+        if self.observer.folder.rank == 0:
+            if not self._handles:
+                self._handles.append(register_optimizer_step_pre_hook(self._stepping))
+            watch = diagnosis.watch(model, None, report=None, replay=False, outputs=self._every)
+            self._handles.append(watch)
+            self._sampler.add(name, watch)
+            self._sampler.begin(0)
+
+    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._step()
+
+    @harmless
+    def _step(self) -> None:
+        self._sampler.end(self._steps, None)
+        self._steps += 1
+        self._sampler.begin(self._steps)
+
+    @harmless
+    def close(self) -> None:
+        """Sample no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._sampler.drop()
+
+
+def _scaler_facts(scaler: Any) -> dict[str, Any]:
+    kind = type(scaler)
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "enabled": scaler.is_enabled(),
+        "settings": {name: number for name, number in scaler.state_dict().items() if not name.startswith("_")},
+    }
