@@ -23,7 +23,8 @@ The files, in the order in which they are best read::
     _autocast.py     autocast, a torch.autocast
     _half/           half-precision arithmetic on processors without half-precision units
     diagnosis/       what float16 does to a model
-    history.py       the record of a run
+    _journal.py      a file of JSON lines that survives a kill
+    history/         the record of a run
     cli/             lucid-amp demo | run | report
 """
 
