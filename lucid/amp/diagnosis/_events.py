@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lucid.amp.diagnosis._taps import Heard, SeenGradient, Taps
+from lucid.amp.diagnosis._taps import Heard, SeenGradient, Taps, TorchTaps, gradients_of
 
 if TYPE_CHECKING:
     from lucid.amp._schedule import ScaleUpdate
@@ -36,7 +36,8 @@ class Listener:
 
         Told before the script can clip: clipping by a norm that is not finite turns every gradient into NaN,
         so this is the last moment at which one can see where an overflow began. For PyTorch's scaler this
-        costs one host read per ``unscale_`` that the script itself calls; for lucid's it costs none.
+        costs one pass over the gradients and one host read per ``unscale_`` that the script itself calls; for
+        lucid's it is the read that ``step`` makes anyway, made earlier.
         """
 
     def skipped(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
@@ -79,9 +80,9 @@ class Handle:
 def listen(scaler: Any, listener: Any) -> Handle:
     """Tell ``listener`` what ``scaler`` does, until the handle that comes back is removed.
 
-    The run stays bit for bit what it is without a listener. With PyTorch's scaler, what ``torch.compile``
-    traces is not heard, nor a method that the script fetched from the scaler before (``step = scaler.step``).
-    A disabled scaler is silent. Listeners are not copied or pickled with the scaler.
+    The run stays bit for bit what it is without a listener. A method that the script fetched from PyTorch's
+    scaler before (``step = scaler.step``) is not heard, and a ``scale`` of lucid's inside compiled code is heard
+    once, while it is traced. A disabled scaler is silent. Listeners are not copied or pickled with the scaler.
 
     Args:
         scaler: ``lucid.amp.GradScaler``, or PyTorch's: ``torch.amp.GradScaler`` (also called
@@ -101,7 +102,7 @@ def listen(scaler: Any, listener: Any) -> Handle:
     if hasattr(type(scaler), "_observe_skip"):
         return _listen_to_lucid(scaler, heard)
     if isinstance(scaler, torch.amp.GradScaler):
-        return Handle(Taps.on(scaler).add(heard))
+        return Handle(TorchTaps.on(scaler).add(heard))
     raise TypeError(
         f"listen() was given a {type(scaler).__name__}; it takes lucid.amp.GradScaler or torch.amp.GradScaler. "
         "Where a trainer wraps its scaler, pass the scaler inside."
@@ -133,6 +134,8 @@ def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
             if event in heard:
                 heard[event](scaler, fact)
 
+    if "overflowed" in heard:
+        handles.append(Handle(_LucidTaps.on(scaler).add(heard)))
     if "ended" in heard or "updated" in heard:
         handles.append(scaler.register_update_hook(hook))
 
@@ -141,3 +144,16 @@ def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
             handle.remove()
 
     return Handle(undo)
+
+
+class _LucidTaps(Taps):
+    """The stand-in on lucid's scaler, for the one event that it has no observer point for."""
+
+    NAMES = ("unscale_",)
+
+    def on_unscale_(self, method: Callable[..., Any], optimizer: Any) -> Any:
+        """Unscale; then tell an overflow. The read is the one that ``step`` would make, and makes no more."""
+        result = method(optimizer)
+        if self.scaler._overflowed(self.scaler._stages.of(optimizer)):
+            self.tell("overflowed", optimizer, tuple(gradients_of(optimizer)))
+        return result

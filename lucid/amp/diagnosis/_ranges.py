@@ -17,7 +17,7 @@ from torch import nn
 from lucid.amp.diagnosis import _models
 from lucid.amp.diagnosis._record import record_of
 from lucid.amp.diagnosis._spread import LARGEST, Fate, Measure, Spread
-from lucid.amp.diagnosis._taps import Taps, local_values
+from lucid.amp.diagnosis._taps import TorchTaps, local_values
 from lucid.amp.diagnosis._watch import watch_of
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _divided(scaler: Any) -> bool:
     if hasattr(type(scaler), "_observe_skip"):
         record = record_of(scaler)
         return scaler._stages.in_progress() or (record is not None and record.between_iterations())
-    return Taps.on(scaler).divided
+    return TorchTaps.on(scaler).divided
 
 
 def _recommended(rows: Iterable[Row]) -> float | None:

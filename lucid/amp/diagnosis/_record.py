@@ -167,6 +167,8 @@ class Record(Listener):
 
     def scaled(self, scaler: Any, outputs: Any) -> None:
         """Keep the magnitude of what was scaled, and whether gradients were bad already."""
+        if torch.compiler.is_compiling():
+            return
         losses = list(tensors_in(outputs))
         # After a step that landed nothing can be bad; the check costs a read of all gradients on the device.
         before = self._sums() if self._passes or self._not_finite else []

@@ -1,4 +1,4 @@
-"""Stand-ins for four methods of one of PyTorch's scalers, while somebody listens to it.
+"""Stand-ins for methods of a scaler, while somebody listens to it.
 
 Knows how PyTorch's scaler tells a skip: the optimizer is not called, or, where it is fused, it is called with
 ``found_inf`` set. Refuses to know who listens and why, and hands every argument and result on untouched.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Heard = dict[str, Callable[..., None]]
 """A listener's methods, by the event that each is for."""
@@ -34,28 +37,19 @@ class SeenGradient(NamedTuple):
 
 
 class Taps:
-    """The stand-ins on one scaler and all who listen through them.
+    """The stand-ins on one scaler and all who listen through them. A subclass has a method ``on_<name>`` a name."""
 
-    Attributes:
-        divided: whether gradients were divided since something was scaled. A fused optimizer divides inside
-            its own kernel and leaves its gradients as they are.
-    """
-
-    NAMES = ("scale", "unscale_", "step", "update")
+    NAMES: tuple[str, ...] = ()
 
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
         self.listeners: list[Heard] = []
-        self.updates = 0
-        self.skips: list[bool] = []
-        self.inside_step = False
-        self.divided = False
 
     @classmethod
-    def on(cls, scaler: Any) -> Taps:
+    def on(cls, scaler: Any) -> Self:
         """The taps on ``scaler``; new ones where nobody has listened yet."""
-        there = vars(scaler).get("step")
-        return there.taps if isinstance(there, _Tap) else cls(scaler)
+        there = vars(scaler).get(cls.NAMES[0])
+        return cast("Self", there.taps) if isinstance(there, _Tap) else cls(scaler)
 
     def add(self, heard: Heard) -> Callable[[], None]:
         """Let a listener hear; what comes back takes it away again, and the taps with the last one."""
@@ -82,6 +76,24 @@ class Taps:
     def heard(self, event: str) -> bool:
         """Whether anybody would hear ``event``."""
         return any(event in heard for heard in self.listeners)
+
+
+class TorchTaps(Taps):
+    """The stand-ins on one of PyTorch's scalers.
+
+    Attributes:
+        divided: whether gradients were divided since something was scaled. A fused optimizer divides inside
+            its own kernel and leaves its gradients as they are.
+    """
+
+    NAMES = ("scale", "unscale_", "step", "update")
+
+    def __init__(self, scaler: Any) -> None:
+        super().__init__(scaler)
+        self.updates = 0
+        self.skips: list[bool] = []
+        self.inside_step = False
+        self.divided = False
 
     def on_scale(self, method: Callable[..., Any], outputs: Any) -> Any:
         """Scale; then tell. An iterator is read once, so it is kept for the listeners."""
@@ -112,9 +124,9 @@ class Taps:
                 result = method(optimizer, *args, **kwargs)
         finally:
             self.inside_step = False
-        skipped = call.was_skipped()
+        skipped = (self.heard("skipped") or self.heard("updated")) and call.was_skipped()
         self.skips.append(skipped)
-        if skipped and self.heard("skipped"):
+        if skipped:
             self.tell("skipped", optimizer, tuple(gradients_of(optimizer, call.grad_scale)))
         return result
 
@@ -144,11 +156,12 @@ class _Tap:
     def __init__(self, taps: Taps, name: str, method: Callable[..., Any]) -> None:
         self.taps, self.name, self.method = taps, name, method
         self.was_there = name in vars(taps.scaler)
-        self.around = getattr(taps, f"on_{name}")
+        # PyTorch's scaler is no part of a compiled graph either; what listeners do must not become one.
+        self.around = torch.compiler.disable(getattr(taps, f"on_{name}"))
         functools.update_wrapper(self, method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not self.taps.listeners or not self.taps.scaler.is_enabled():
+        if not self.taps.listeners or not self.taps.scaler.is_enabled():
             return self.method(*args, **kwargs)
         return self.around(self.method, *args, **kwargs)
 
@@ -215,13 +228,16 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def any_not_finite(gradients: tuple[SeenGradient, ...]) -> bool:
-    """Whether any value is inf or NaN: one pass over the gradients and one host read."""
+    """Whether any value is inf or NaN: one pass over the gradients, one host read a device; two where one may be."""
     with torch.no_grad():
-        bad = [~torch.isfinite(gradient.tensor).all() for gradient in gradients]
-        return any(flag.any().item() for flag in _by_device(bad))
+        sums = _by_device([gradient.tensor.sum().float() for gradient in gradients])
+        if all(torch.isfinite(each).all().item() for each in sums):
+            return False
+        # A sum may overflow where nothing else does.
+        return any(not torch.isfinite(gradient.tensor).all().item() for gradient in gradients)
 
 
-def _by_device(flags: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The flags as one tensor a device."""
-    devices = {flag.device for flag in flags}
-    return [torch.stack([flag for flag in flags if flag.device == device]) for device in devices]
+def _by_device(numbers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The numbers as one tensor a device."""
+    devices = dict.fromkeys(number.device for number in numbers)
+    return [torch.stack([number for number in numbers if number.device == device]) for device in devices]

@@ -7,6 +7,7 @@ cause is put into words.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import weakref
@@ -118,8 +119,8 @@ class Watch(Handle):
         self.record = (record_of(scaler) if scaler is not None else None) or Record()
         handles: list[Any] = [self.record.attend(scaler, self)] if scaler is not None else []
         handles += [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after),
+            model.register_forward_pre_hook(_Ear(self._before), with_kwargs=True),
+            model.register_forward_hook(_Ear(self._after)),
         ]
         if scaler is not None:
             keep_record(scaler, self.record)
@@ -204,6 +205,22 @@ class Watch(Handle):
     def names(self) -> dict[int, str]:
         """The name of each of the model's parameters, by its id."""
         return _models.names(self.model)
+
+
+class _Ear:
+    """A hook that hears one module only: in a copy or a pickle of the module it does nothing.
+
+    What it becomes there is made of the standard library, so that a saved model is loaded without lucid.
+    """
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    def __call__(self, *arguments: Any) -> None:
+        self._hook(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def _without_graph(tensor: Tensor) -> Tensor:

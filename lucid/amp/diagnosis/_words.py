@@ -187,8 +187,8 @@ def _began(origin: Origin) -> list[str]:
         ]
     output = origin.output or Extent()
     told = [
-        f"The first module whose output was not finite is {place}: largest input "
-        f"{number(origin.inputs.largest)}, {weight}finite output {number(output.largest)} (float16 ends at 65504), and {_bad(output)}."
+        f"The first module whose output was not finite is {place}: largest input {number(origin.inputs.largest)}, "
+        f"{weight}finite output {number(output.largest)} (float16 ends at 65504), and {_bad(output)}."
     ]
     if origin.in_float32 is not None:
         true = origin.in_float32
