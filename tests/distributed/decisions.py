@@ -4,7 +4,11 @@ Every function runs on all ranks of a team. Knows the scaler and torch.distribut
 """
 
 import contextlib
+import copy
 import functools
+import pickle
+import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lucid.amp import GradScaler
+from lucid.amp._consensus import Consensus
 
 
 def caught(action: Callable[[], Any]) -> tuple[str, str]:
@@ -45,6 +50,7 @@ def collectives() -> Iterator[list[tuple[str, int]]]:
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*arguments: Any, **options: Any) -> Any:
+            # A list is where a gather puts what it hears.
             tensors = [a for a in (*arguments, *options.values()) if isinstance(a, Tensor)]
             seen.append((name, sum(t.numel() * t.element_size() for t in tensors)))
             return original(*arguments, **options)
@@ -196,8 +202,6 @@ def _on_mesh(parameter: nn.Parameter, grid: Any) -> nn.Parameter:
 
 def orders(kind: str) -> list[list[int]]:
     """The groups of an optimizer whose parameters name the dimensions of a grid in another order on each rank."""
-    from lucid.amp._consensus import Consensus
-
     rank = dist.get_rank()
     grid = meshes.mesh(2, 2) if kind == "regular" else meshes.crooked()
     dimensions = [grid["tp"], grid["dp"]] if rank % 2 else [grid["dp"], grid["tp"]]
@@ -209,11 +213,51 @@ def orders(kind: str) -> list[list[int]]:
     return [[dist.get_process_group_ranks(group) for group in groups], alone]
 
 
+def told(how: str) -> dict[str, Any]:
+    """Plain tensors, an overflow on the last rank, and the groups given in one of the accepted ways."""
+    optimizer = torch.optim.SGD(
+        [own(2, gradient=torch.inf if dist.get_rank() == dist.get_world_size() - 1 else 8.0)], lr=1.0
+    )
+    grid = meshes.mesh(2, 2)
+    ways = {
+        "group": dist.group.WORLD,
+        "mesh": grid,
+        "list of meshes": [grid["tp"], grid["dp"]],
+        "group and mesh": (grid.get_group("dp"), grid["tp"]),
+        "mapping": {optimizer: grid},
+        "mapping of another": {object(): grid},
+        "lower half": first_half(),
+        "none": None,
+    }
+    scaler = GradScaler(init_scale=4.0, process_group=ways[how])
+    scaler.step(optimizer)
+    scaler.update()
+    return {"skipped": scaler.step_was_skipped(optimizer), "scale": scaler.get_scale()}
+
+
+def copies_go_alone() -> list[Any]:
+    """A pickle and a copy of a scaler that has a group, and the collectives of their updates."""
+    scaler = GradScaler(init_scale=32.0, process_group=dist.group.WORLD)
+    others = [pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler)]
+    with collectives() as seen:
+        for other in others:
+            other.update()
+    return [[other.get_scale() for other in others], seen]
+
+
+def count_clip(layout: str) -> list[tuple[str, int]]:
+    """The collectives of one clip and the step after it."""
+    spread = getattr(meshes, layout)("sgd")
+    scaler = GradScaler()
+    spread.backward(0, scaler)
+    with collectives() as seen:
+        scaler.clip_grad_norm_(spread.optimizer, 1.0)
+        scaler.step(spread.optimizer)
+    return seen
+
+
 def repeated(times: int, delay: float) -> list[Any]:
     """The same pattern of overflows again and again, this rank delayed at random before every call."""
-    import random
-    import time
-
     random.seed(dist.get_rank())
     results = []
     for _ in range(times):

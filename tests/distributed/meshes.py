@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 import torch
-from drill import Layout
+from drill import Layout, overflows
 from network import OPTIMIZERS, Net, batch, loss_of, net, share
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -51,6 +51,30 @@ def fsdp2_half(optimizer: str) -> Layout:
     layout = fsdp2(optimizer, mp_policy=policy)
     layout.whole = None  # rounding differs from one process in float32
     return layout
+
+
+def fsdp2_half_overflow(optimizer: str) -> Layout:
+    """A loss of one rank is large enough for its float16 gradients to overflow; only some shards see it."""
+    layout = fsdp2_half(optimizer)
+    backward = layout.backward
+
+    def grown(iteration: int, scaler: GradScaler) -> None:
+        factor = 2.0**20 if overflows(iteration) else 1.0
+        backward(iteration, _Louder(scaler, factor))
+
+    layout.backward, layout.poison = grown, lambda _: None
+    return layout
+
+
+class _Louder:
+    """A scaler whose losses are multiplied by a factor first."""
+
+    def __init__(self, scaler: GradScaler, factor: float) -> None:
+        self._scaler, self._factor = scaler, factor
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The scaled loss, too large."""
+        return self._scaler.scale(loss * self._factor)
 
 
 def fsdp2_offload(optimizer: str) -> Layout:

@@ -77,6 +77,37 @@ def test_a_grid_makes_one_reduction_a_dimension(quartet: Team, given: bool, in_s
         assert seen["step"] == in_step
 
 
+@pytest.mark.parametrize("how", ["group", "mesh", "list of meshes", "group and mesh", "mapping"])
+def test_groups_are_given_in_many_ways(quartet: Team, how: str) -> None:
+    """A group, a mesh, several of them and a mapping each make all four ranks skip what overflows on the last."""
+    assert quartet.run("decisions.told", how) == [{"skipped": True, "scale": 2.0}] * 4
+
+
+def test_update_is_shared_where_the_step_is_not(quartet: Team) -> None:
+    """With a group for another optimizer only, the steps are decided alone and the scale is one everywhere."""
+    seen = quartet.run("decisions.told", "mapping of another")
+    assert [each["skipped"] for each in seen] == [False, False, False, True]
+    assert [each["scale"] for each in seen] == [2.0] * 4
+
+
+@pytest.mark.parametrize("how", ["none", "lower half"])
+def test_ranks_outside_a_group_decide_alone(quartet: Team, how: str) -> None:
+    """Plain tensors that no given group covers are this rank's own affair."""
+    alone = {"skipped": False, "scale": 4.0}
+    assert quartet.run("decisions.told", how) == [alone] * 3 + [{"skipped": True, "scale": 2.0}]
+
+
+def test_copies_do_not_carry_the_group(pair: Team) -> None:
+    """A pickled and a copied scaler keep the scale and talk to nobody."""
+    assert pair.run("decisions.copies_go_alone") == [[[32.0, 32.0], []]] * 2
+
+
+@pytest.mark.parametrize("layout", ["fsdp2", "replicated_first"])
+def test_a_clip_makes_one_collective_of_16_bytes_and_its_step_none(pair: Team, layout: str) -> None:
+    """Verdict and norm travel together."""
+    assert pair.run("decisions.count_clip", layout) == [[("all_gather", 16)]] * 2
+
+
 def test_nothing_is_said_where_nothing_is_shared(pair: Team) -> None:
     """A model in plain tensors without a group trains without a collective, clipping included."""
     assert pair.run("decisions.single_process_costs_nothing") == [[], []]

@@ -22,6 +22,7 @@ PAIRS = [
     ("meshes.fsdp2", "adam"),
     ("meshes.fsdp2", "fused adam"),
     ("meshes.fsdp2_half", "adam"),
+    ("meshes.fsdp2_half_overflow", "sgd"),
     ("meshes.fsdp2_offload", "sgd"),
     ("meshes.fsdp2_ignored", "sgd one by one"),
     ("meshes.tensor_parallel", "sgd one by one"),
