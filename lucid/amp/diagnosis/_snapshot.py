@@ -104,23 +104,32 @@ def _generator_state(device: torch.device) -> torch.Tensor | None:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards every buffer holds what it held, and every module's attributes are the objects they were.
+    """Inside, every buffer is a copy; afterwards buffers and every module's attributes are the objects they were.
 
     Hooks, and keys of a module's dicts, that were added or taken away in between are undone as well. What a
-    forward appends to a list stays.
+    forward appends to a list, or changes in a tensor that is no buffer, stays.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     tables = [(vars(module), dict(vars(module))) for module in modules]
-    tables += [(value, dict(value)) for module in modules for value in vars(module).values() if isinstance(value, dict)]
+    tables += [
+        (value, dict(value)) for module in modules for value in vars(module).values() if isinstance(value, dict)
+    ]
     try:
+        _copy_buffers(modules)
         yield
     finally:
         for table, content in tables:
             _put_back(table, content)
-        for buffer, values in buffers:
-            # Through .data, so that a graph which is still to run backward does not see a change.
-            buffer.data.copy_(values)
+
+
+def _copy_buffers(modules: list[torch.nn.Module]) -> None:
+    """Put a copy in each buffer's place: a graph that is still to run backward must not see the buffer change."""
+    copies: dict[int, torch.Tensor] = {}
+    for module in modules:
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if id(buffer) not in copies:
+                copies[id(buffer)] = buffer.detach().clone()
+            setattr(module, name, copies[id(buffer)])
 
 
 def _put_back(table: dict[str, Any], content: dict[str, Any]) -> None:
