@@ -6,6 +6,7 @@ the files compute.
 """
 
 import ast
+import enum
 import importlib
 import json
 import re
@@ -83,12 +84,20 @@ DOCUMENTED = {"_fields", "_replace", "_asdict", "_make", "_exit", "_getframe"}
 PACKAGES = {name for name, file in MODULES.items() if file.name == "__init__.py"}
 
 
+class When(enum.Enum):
+    """When an import statement runs."""
+
+    AT_IMPORT = "when the file is imported"
+    IN_A_CALL = "when a function of the file is called"
+    NEVER = "for type checkers alone"
+
+
 class Import(NamedTuple):
-    """One imported module: where it stands, and whether importing the file already imports it."""
+    """One imported module: where it stands, and when it is loaded."""
 
     line: int
     target: str
-    at_import: bool
+    when: When
 
 
 def room_of(module: str) -> str | None:
@@ -99,19 +108,19 @@ def room_of(module: str) -> str | None:
     return module if module not in ("", "lucid", "lucid.amp") else None
 
 
-def imports_of(tree: ast.AST, module: str, at_import: bool = True) -> Iterator[Import]:
+def imports_of(tree: ast.AST, module: str, when: When = When.AT_IMPORT) -> Iterator[Import]:
     """Every import statement in a module, and every ``import_module`` of a name written out."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, alias.name, at_import) for alias in node.names)
+            yield from (Import(node.lineno, alias.name, when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             source = absolute(node, module)
             for alias in node.names:
                 inner = f"{source}.{alias.name}"
-                yield Import(node.lineno, inner if inner in MODULES else source, at_import)
+                yield Import(node.lineno, inner if inner in MODULES else source, when)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (Import(node.lineno, name.value, at_import) for name in node.args[:1] if is_text(name))
-        yield from imports_of(node, module, at_import and not waits(node))
+            yield from (Import(node.lineno, name.value, when) for name in node.args[:1] if is_text(name))
+        yield from imports_of(node, module, later(node) or when)
 
 
 def absolute(node: ast.ImportFrom, module: str) -> str:
@@ -129,11 +138,11 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def waits(node: ast.AST) -> bool:
-    """Whether what stands below is not run by an import: a function's body, and ``if TYPE_CHECKING:``."""
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-    return isinstance(node, functions) or for_types
+def later(node: ast.AST) -> When | None:
+    """When what stands below a statement runs, if not together with the statement."""
+    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        return When.NEVER
+    return When.IN_A_CALL if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else None
 
 
 def offences(source: str, module: str) -> list[str]:
@@ -142,14 +151,14 @@ def offences(source: str, module: str) -> list[str]:
     if room is None:
         return [f"{module}: has no row in MAY_IMPORT; say what it may import"]
     found = []
-    for line, target, _ in imports_of(ast.parse(source), module):
-        complaint = complaint_about(room, target)
+    for line, target, when in imports_of(ast.parse(source), module):
+        complaint = complaint_about(room, target, when)
         if complaint:
             found.append(f"{module}:{line} imports {target}: {complaint}")
     return found
 
 
-def complaint_about(room: str, target: str) -> str | None:
+def complaint_about(room: str, target: str, when: When) -> str | None:
     """Why a room may not import a module; None where it may."""
     top = target.partition(".")[0]
     if top == "lucid":
@@ -159,7 +168,7 @@ def complaint_about(room: str, target: str) -> str | None:
         return None
     if top == "torch":
         return f"{room} is pure: the standard library only" if room in PURE else None
-    if top in EXTRAS and room in LEAVES:
+    if (top in EXTRAS and room in LEAVES) or (top == "typing_extensions" and when is When.NEVER):
         return None
     return "neither torch nor the standard library"
 
@@ -192,6 +201,7 @@ def test_every_row_of_the_table_has_a_module() -> None:
         ("lucid.amp.diagnosis", "def f():\n    import lucid.amp.cli.run"),
         ("lucid.amp.diagnosis._events", "from lucid.amp import history"),
         ("lucid.amp.cli", "def f():\n    import pandas"),
+        ("lucid.amp.cli", "import typing_extensions"),
         ("lucid.amp._new", ""),
     ],
 )
@@ -224,7 +234,8 @@ def loads(module: str, sources: dict[str, str]) -> set[str]:
             continue
         seen.add(name)
         if name in sources:
-            waiting += [part.target for part in imports_of(ast.parse(sources[name]), name) if part.at_import]
+            found = imports_of(ast.parse(sources[name]), name)
+            waiting += [part.target for part in found if part.when is When.AT_IMPORT]
         waiting += [name.rpartition(".")[0]] if "." in name else []
     return {name.partition(".")[0] for name in seen}
 
