@@ -1,4 +1,4 @@
-"""A program in which the last rank is killed between backward and step."""
+"""A program in which the last rank is killed, or stopped, between backward and step."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from torch import nn
 from lucid.amp import GradScaler
 
 
-def lose_a_rank() -> dict[str, Any]:
+def lose_a_rank(fault: signal.Signals) -> dict[str, Any]:
     """What the surviving rank's step raised, what it left, and how the same scaler goes on alone."""
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -20,7 +20,7 @@ def lose_a_rank() -> dict[str, Any]:
     parameter.grad.fill_(64.0)
     dist.barrier()
     if dist.get_rank() == dist.get_world_size() - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), fault)
     try:
         scaler.step(optimizer)
         error = ""

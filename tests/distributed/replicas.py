@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from drill import Layout, overflows
+from meshes import mesh
 from network import OPTIMIZERS, loss_of, net, share
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -113,6 +114,14 @@ def fsdp1_flat(optimizer: str) -> Layout:
 def fsdp1_views(optimizer: str) -> Layout:
     """The optimizer holds views into them."""
     return fsdp1(optimizer, use_orig_params=True)
+
+
+def fsdp1_hybrid(optimizer: str) -> Layout:
+    """Shards over pairs that are replicas of each other."""
+    hybrid = ShardingStrategy.HYBRID_SHARD
+    options = {"sharding_strategy": hybrid, "device_mesh": mesh(2, 2), "use_orig_params": True}
+    model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), **options)
+    return Layout(plain_backward(model), OPTIMIZERS[optimizer](model.parameters()), dist.group.WORLD)
 
 
 def _replicated(model: nn.Module, optimizer: str, backward: Backward, **options: Any) -> Layout:

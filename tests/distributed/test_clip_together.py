@@ -24,7 +24,7 @@ PAIRS = [
     "handmade.pipeline",
     "handmade.experts",
 ]
-QUARTETS = ["meshes.hsdp", "meshes.sharded_and_parallel"]
+QUARTETS = ["meshes.hsdp", "meshes.sharded_and_parallel", "replicas.fsdp1_hybrid"]
 ONE_BY_ONE = {"meshes.tensor_parallel", "meshes.fsdp2_ignored", "meshes.sharded_and_parallel"}
 
 

@@ -1,5 +1,7 @@
 """Ranks that are late, and a rank that dies."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -17,13 +19,15 @@ def test_200_repeats_with_random_delays_give_the_same(pair: Team) -> None:
         assert results == [expected] * 200
 
 
-def test_a_killed_rank_is_an_error_and_leaves_the_scaler_usable() -> None:
+@pytest.mark.skipif(os.name != "posix", reason="no such signals on this system")
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_a_lost_rank_is_an_error_and_leaves_the_scaler_usable(fault: str) -> None:
     """The survivor's step fails within the group's time-out, unchanged; alone it then steps and updates."""
-    team = Team(2, patience=10.0)
+    team = Team(2, patience=5.0)
     try:
         begun = time.monotonic()
         for pipe in team.pipes:
-            pipe.send(("casualty.lose_a_rank", ()))
+            pipe.send(("casualty.lose_a_rank", (getattr(signal, fault),)))
         ok, seen = team.answer(0, begun + 60)
         assert ok, seen
         assert time.monotonic() - begun < 45

@@ -38,6 +38,7 @@ QUARTETS = [
     ("meshes.hsdp", "fused adam"),
     ("meshes.sharded_and_parallel", "sgd one by one"),
     ("replicas.ddp_after", "adam"),
+    ("replicas.fsdp1_hybrid", "adam"),
 ]
 
 
