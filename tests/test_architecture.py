@@ -120,7 +120,8 @@ def imports_of(tree: ast.AST, module: str, when: When = When.AT_IMPORT) -> Itera
                 yield Import(node.lineno, inner if inner in MODULES else source, when)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             yield from (Import(node.lineno, name.value, when) for name in node.args[:1] if is_text(name))
-        yield from imports_of(node, module, later(node) or when)
+        for below, then in parts_of(node, when):
+            yield from imports_of(below, module, then)
 
 
 def absolute(node: ast.ImportFrom, module: str) -> str:
@@ -138,11 +139,15 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def later(node: ast.AST) -> When | None:
-    """When what stands below a statement runs, if not together with the statement."""
+def parts_of(node: ast.AST, when: When) -> Iterator[tuple[ast.AST, When]]:
+    """What stands below a statement, and when that runs."""
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-        return When.NEVER
-    return When.IN_A_CALL if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else None
+        yield ast.Module(node.body, []), When.NEVER
+        yield ast.Module(node.orelse, []), when
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        yield node, When.IN_A_CALL
+    else:
+        yield node, when
 
 
 def offences(source: str, module: str) -> list[str]:
@@ -256,7 +261,7 @@ def test_an_extra_that_is_loaded_is_noticed() -> None:
     sources = {
         "a": "import b",
         "b": "class B:\n    from c.d import e",
-        "c": "import matplotlib.pyplot\ndef f():\n    import rich",
+        "c": "if TYPE_CHECKING:\n    import numpy\nelse:\n    import matplotlib.pyplot\ndef f():\n    import rich",
     }
     assert loads("a", sources) & EXTRAS == {"matplotlib"}
 
