@@ -108,11 +108,13 @@ def test_the_bounds_of_the_scale_keep_a_good_gradient() -> None:
     """At 2⁻¹²⁶ and 2¹²⁷ the division makes no 0, inf or NaN of a gradient that is 3 once it is unscaled."""
     for scale in (2.0**-126, 2.0**126):
         gradient = torch.full((3,), 3.0 * scale)
-        verdict = divisor(scale).divide_([gradient])
+        by = divisor(scale)
+        verdict = by.divide_([gradient])
         assert gradient.tolist() == [3.0] * 3
-        assert not _division.read(verdict)
+        assert not by.read(verdict)
     gradient = torch.full((3,), 1.5 * 2.0**127)
-    assert not _division.read(divisor(2.0**127).divide_([gradient]))
+    by = divisor(2.0**127)
+    assert not by.read(by.divide_([gradient]))
     assert gradient.tolist() == [1.5] * 3
 
 

@@ -49,10 +49,10 @@ def test_one_quotient_decides(
     gradient = gradient.to(device)
     bystander = torch.ones(5, device=device)
     by = divisor(scale)
-    assert _division.read(by.judge_quotients([bystander, gradient])) is overflow
+    assert by.read(by.judge_quotients([bystander, gradient])) is overflow
     assert bystander.tolist() == [1.0] * 5, "judging changes nothing"
-    assert _division.read(by.divide_([bystander, gradient])) is overflow
-    assert _division.read(by.judge([gradient])) is overflow
+    assert by.read(by.divide_([bystander, gradient])) is overflow
+    assert by.read(by.judge([gradient])) is overflow
 
 
 def test_a_bfloat16_is_judged_before_it_is_rounded() -> None:
@@ -63,16 +63,15 @@ def test_a_bfloat16_is_judged_before_it_is_rounded() -> None:
     quotient = np.float32(largest) / np.float32(scale)
     assert np.isfinite(quotient)
     assert np.isinf(reference.bfloat16(np.array([quotient])))[0]
-    assert not _division.read(divisor(scale).divide_([gradient]))
+    by = divisor(scale)
+    assert not by.read(by.divide_([gradient]))
     assert gradient.item() == math.inf
 
 
 def test_no_tensor_overflows_nothing() -> None:
     """The verdict on nothing is that nothing overflowed."""
     by = divisor(3.0)
-    assert [_division.read(verdict) for verdict in (by.divide_([]), by.judge([]), by.judge_quotients([]))] == [
-        False
-    ] * 3
+    assert [by.read(verdict) for verdict in (by.divide_([]), by.judge([]), by.judge_quotients([]))] == [False] * 3
 
 
 @pytest.mark.parametrize("size", [1, 5, 7])

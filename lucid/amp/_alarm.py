@@ -5,12 +5,22 @@ Knows updates. Refuses to know tensors: the names of what was not finite are ask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from lucid.amp._schedule import ScaleUpdate
 
 ROW = 25
 """Updates skipped in a row before it is said."""
+
+_LOW = (
+    "the scale fell below 1, to {scale}. A loss that is summed over a large batch trains well there; otherwise look for "
+    "inf or NaN in the data, the loss or the forward pass, which no scale mends."
+)
+_ROW = (
+    "{row} updates in a row were skipped, since update {since}; the scale is now {scale}. Not finite at the last skip: "
+    "{names}. If the loss itself is not finite, no scale can help: look at the data, the learning rate and the forward "
+    "pass."
+)
 
 
 class Alarm:
@@ -20,26 +30,25 @@ class Alarm:
         self._said_low = False
         self._row = 0
 
-    def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]]) -> Iterator[str]:
-        """Yield what there is to say after an update.
+    def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]]) -> list[str]:
+        """Return what there is to say after an update.
 
         Args:
             update: the update that was just made.
             names: returns the parameters whose gradients were not finite at the last skip.
         """
-        self._row = self._row + 1 if update.overflow else 0
-        if update.overflow and update.new_scale < 1.0 <= update.scale and not self._said_low:
+        if not update.overflow:
+            self._row = 0
+            return []
+        self._row += 1
+        messages = []
+        if update.new_scale < 1.0 <= update.scale and not self._said_low:
             self._said_low = True
-            yield (
-                f"the scale fell below 1, to {update.new_scale}. A loss that is summed over a large batch trains well "
-                "there; otherwise look for inf or NaN in the data, the loss or the forward pass, which no scale mends."
-            )
+            messages.append(_LOW.format(scale=update.new_scale))
         if self._row == ROW:
-            yield (
-                f"{ROW} updates in a row were skipped, since update {update.index - ROW + 1}; the scale is now "
-                f"{update.new_scale}. Not finite at the last skip: {_listed(names())}. If the loss itself is not "
-                "finite, no scale can help: look at the data, the learning rate and the forward pass."
-            )
+            since = update.index - ROW + 1
+            messages.append(_ROW.format(row=ROW, since=since, scale=update.new_scale, names=_listed(names())))
+        return messages
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:

@@ -78,14 +78,14 @@ def clip_(optimizer: Any, gradients: Gradients, divisor: Divisor, clipping: Clip
     chosen, others = clipping.split(optimizer, gradients)
     if gradients.divided or not _norms.is_additive(clipping.order):
         verdict = divisor.divide_(gradients.fresh) + divisor.judge(gradients.divided)
-        return _clip_true(chosen, clipping, _division.read(verdict))
+        return _clip_true(chosen, clipping, divisor.read(verdict))
     parts, verdict = _norms.power(chosen, clipping.order), divisor.divide_(others)
     overflow, total = _read(parts, verdict, clipping.order)
     norm = _norms.root(total, clipping.order) / divisor.scale
     # No magnitude exceeds the norm, so one comparison clears every quotient. Powers that overflowed, or that are
     # so small that some underflowed, say nothing about it.
     if overflow or not (norm <= _LIMIT and _UNDERFLOW < total < math.inf):
-        return _clip_true(chosen, clipping, _division.read(divisor.divide_(chosen)) or overflow)
+        return _clip_true(chosen, clipping, divisor.read(divisor.divide_(chosen)) or overflow)
     _multiply_(chosen, divisor, clipping.coefficient(norm))
     return Clipped(_tensor(norm, chosen), overflow=False)
 
@@ -148,7 +148,7 @@ def _norm_of(tensors: list[Tensor], totals: list[float], divisor: Divisor, order
     total = max(totals, default=0.0) if order == math.inf else sum(totals)
     if _UNDERFLOW < total < math.inf and (norm := _norms.root(total, order) / divisor.scale) <= _LIMIT:
         return norm, True
-    if _division.read(divisor.judge_quotients(tensors)):
+    if divisor.read(divisor.judge_quotients(tensors)):
         return (math.nan if math.isnan(total) else math.inf), False
     if _norms.is_additive(order):
         return _norms.robust(tensors, order) / divisor.scale, True

@@ -154,6 +154,8 @@ class Consensus:
         Raises:
             RuntimeError: on all ranks, where these scales differ or one of the ranks is in a step instead.
         """
+        if not self._given:
+            return overflow
         return _ask(self._all_given(), (), overflow, None, _ballots.UPDATE * _ballots.of_scale(scale))
 
     def agree_on_load(self, values: Mapping[str, float] | None, refusal: Exception | None = None) -> None:

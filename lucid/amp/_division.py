@@ -3,7 +3,7 @@
 Knows strided tensors, their dtypes and their devices. Refuses to know optimizers: which tensors are
 gradients, and whether they may be divided, was settled before.
 
-A verdict is a list of float32 zero-dimensional tensors, one a device, above zero where a quotient overflowed.
+A verdict is a list of flags, one a device, that the host has not read yet.
 """
 
 from __future__ import annotations
@@ -57,19 +57,29 @@ class Factors:
             factor.fill_(value)
 
 
-class _Verdict:
-    """One flag a device, zero until a quotient there is not finite."""
+class Flags:
+    """The tensors that verdicts are made of: float32, zero-dimensional, one a device, above zero for an overflow.
+
+    One that was read and found to be zero is lent again, which spares a launch for each optimizer and step.
+    """
 
     def __init__(self) -> None:
-        self._flags: dict[torch.device, Tensor] = {}
+        self._zeros: dict[torch.device, Tensor] = {}
 
-    def on(self, device: torch.device) -> Tensor:
-        if device not in self._flags:
-            self._flags[device] = torch.zeros((), dtype=torch.float32, device=device)
-        return self._flags[device]
+    def of(self, verdict: dict[torch.device, Tensor], device: torch.device) -> Tensor:
+        """Return the verdict's flag on a device; it is zero until a quotient there is not finite."""
+        flag = verdict.get(device)
+        if flag is None:
+            flag = self._zeros.pop(device, None)
+            if flag is None:
+                flag = torch.zeros((), dtype=torch.float32, device=device)
+            verdict[device] = flag
+        return flag
 
-    def parts(self) -> list[Tensor]:
-        return list(self._flags.values())
+    def lend_again(self, verdict: list[Tensor]) -> None:
+        """Take back the flags of a verdict that was read and held zeros."""
+        for flag in verdict:
+            self._zeros[flag.device] = flag
 
 
 class Divisor:
@@ -80,6 +90,8 @@ class Divisor:
         self.tensors = Factors(scale)
         self._reciprocals = Factors(1.0 / scale)
         self._ones = Factors(1.0)
+        self._flags = Flags()
+        self._multiplies = _multiplies_exactly(scale)
 
     def set(self, scale: float) -> None:
         """Divide by another scale from now on."""
@@ -87,10 +99,7 @@ class Divisor:
             self.scale = scale
             self.tensors.set(scale)
             self._reciprocals.set(1.0 / scale)
-
-    def multiplies_exactly(self) -> bool:
-        """Whether a product with the reciprocal is the quotient, and finite exactly where the gradient is."""
-        return 1.0 <= self.scale <= 2.0**126 and math.frexp(self.scale)[0] == 0.5
+            self._multiplies = _multiplies_exactly(scale)
 
     def divide_(self, tensors: list[Tensor], judged: bool = True) -> list[Tensor]:
         """Divide in place and return the verdict on the quotients; nothing is read by the host.
@@ -99,10 +108,10 @@ class Divisor:
             tensors: of any devices and of the dtypes of ``DIVIDES_IN``; no memory twice.
             judged: False where the verdict is known, so that the quotients need not be looked at.
         """
-        verdict = _Verdict()
+        verdict: dict[torch.device, Tensor] = {}
         for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
-            overflow = verdict.on(device)
-            if self.multiplies_exactly() and _torch.has_check_and_multiply(device.type, dtype):
+            overflow = self._flags.of(verdict, device)
+            if self._multiplies and _torch.has_check_and_multiply(device.type, dtype):
                 _torch.check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
             elif DIVIDES_IN[dtype] is dtype:
                 _torch.divide_(bucket, self.tensors.on(device, dtype))
@@ -110,23 +119,30 @@ class Divisor:
                     self._check(bucket, overflow)
             else:
                 self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow)
-        return verdict.parts()
+        return list(verdict.values())
+
+    def read(self, verdict: list[Tensor]) -> bool:
+        """Whether a quotient of a verdict overflowed; the verdict is used up."""
+        overflow = read(verdict)
+        if not overflow:
+            self._flags.lend_again(verdict)
+        return overflow
 
     def judge(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return the verdict on tensors that hold their true values already."""
-        verdict = _Verdict()
+        verdict: dict[torch.device, Tensor] = {}
         for device, _, bucket in _torch.by_device_and_dtype(tensors):
-            self._check(bucket, verdict.on(device))
-        return verdict.parts()
+            self._check(bucket, self._flags.of(verdict, device))
+        return list(verdict.values())
 
     def judge_quotients(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
-        verdict = _Verdict()
+        verdict: dict[torch.device, Tensor] = {}
         for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
             divisor = self.tensors.on(device, DIVIDES_IN[dtype])
             for group in pieces(bucket):
-                self._check([piece.to(divisor.dtype) / divisor for piece in group], verdict.on(device))
-        return verdict.parts()
+                self._check([piece.to(divisor.dtype) / divisor for piece in group], self._flags.of(verdict, device))
+        return list(verdict.values())
 
     def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor) -> None:
         divisor = self.tensors.on(bucket[0].device, dtype)
@@ -146,8 +162,13 @@ class Divisor:
             overflow.add_(largest.isfinite().logical_not().any())
 
 
+def _multiplies_exactly(scale: float) -> bool:
+    """Whether a product with the reciprocal is the quotient, and finite exactly where the gradient is."""
+    return 1.0 <= scale <= 2.0**126 and math.frexp(scale)[0] == 0.5
+
+
 def read(verdict: list[Tensor]) -> bool:
-    """Whether any tensor of a verdict is above zero: one host read, none for an empty verdict."""
+    """Whether any flag of a verdict is above zero: one host read, none for an empty verdict."""
     return any(number > 0 for number in numbers(verdict))
 
 

@@ -22,6 +22,9 @@ from lucid.amp._reading import Reading
 _EXACT = {torch.float32, torch.float64}
 """In these dtypes the gradient that is left behind is the quotient that the kernel uses."""
 
+WORTHWHILE = 2**14
+"""Elements of a gradient, on average, from which on not to write it saves more than to launch a read of it costs."""
+
 
 def divides(optimizer: Any, gradients: Gradients) -> bool:
     """Whether the optimizer's own kernel divides each of these gradients, once, exactly and unseen."""
@@ -31,7 +34,8 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
         and not _torch.has_step_pre_hooks(optimizer)
         and not hasattr(optimizer, "grad_scale")
         and all(group.get("fused") for group in optimizer.param_groups)
-        and len(gradients.fresh) == len(gradients.pairs)
+        and len(gradients.fresh) == len(gradients.values)
+        and sum(map(torch.Tensor.numel, gradients.fresh)) >= WORTHWHILE * max(len(gradients.fresh), 1)
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
         and all(_proved(type(optimizer), *kind) for kind in _kinds(gradients))
     )
@@ -44,14 +48,11 @@ def read(optimizer: Any) -> Reading:
 
 
 @contextmanager
-def dividing(optimizer: Any, reading: Reading | None, divisor: Divisor) -> Iterator[None]:
-    """Let the optimizer's step divide the gradients of a reading; without one, change nothing.
+def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[None]:
+    """Let the optimizer's step divide the gradients of a reading.
 
     If the step raises, those that it left scaled are divided here, so that they hold their true values.
     """
-    if reading is None or not reading.sums:
-        yield
-        return
     optimizer.grad_scale = divisor.tensors.on(reading.device)
     try:
         yield

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lucid.amp import _causes, _clip, _division, _fused, _gradients, _outputs, _schedule
+from lucid.amp import _causes, _clip, _division, _fused, _gradients, _outputs, _schedule, _torch
 from lucid.amp._alarm import Alarm
 from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import Divisor
@@ -129,8 +129,9 @@ class GradScaler:
         if not self._enabled:
             return outputs
         scaled = _outputs.mapped(outputs, self._multiplied)
-        for observer in list(self._scale_observers.values()):
-            observer(self, outputs)
+        if self._scale_observers:
+            for observer in list(self._scale_observers.values()):
+                observer(self, outputs)
         return scaled
 
     def unscale_(self, optimizer: Any) -> None:
@@ -159,7 +160,7 @@ class GradScaler:
         turn.may_unscale()
         self._unscale(optimizer, turn)
 
-    @torch.no_grad()
+    @_torch.without_grad
     def clip_grad_norm_(
         self,
         optimizer: Any,
@@ -245,8 +246,11 @@ class GradScaler:
         if self._overflowed(turn):
             self._skip(optimizer, turn)
             return None
-        with _fused.dividing(optimizer, reading, self._divisor):
+        if reading is None:
             result = optimizer.step(*args, **kwargs)
+        else:
+            with _fused.dividing(optimizer, reading, self._divisor):
+                result = optimizer.step(*args, **kwargs)
         self._finish(optimizer, turn, skipped=False)
         return result
 
@@ -266,10 +270,11 @@ class GradScaler:
             return
         given = None if new_scale is None else Standing(_schedule.scale("new_scale", _number(new_scale)), 0)
         # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
-        overflow = any([self._overflowed(turn) for turn in self._stages])
+        turns = list(self._stages)
+        overflow = any([self._overflowed(turn) for turn in turns])
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         after = given or self._schedule.next(self._standing, overflow)
-        skipped = tuple(turn.skipped for turn in self._stages)
+        skipped = tuple([turn.skipped for turn in turns])
         update = ScaleUpdate(self._updates, self._standing.scale, after.scale, overflow, skipped)
         self._stages.clear()
         self._divided.clear()
@@ -292,19 +297,21 @@ class GradScaler:
             )
         return _outputs.multiplied(output, factors.on(output.device))
 
-    @torch.no_grad()
+    @_torch.without_grad
     def _unscale(self, optimizer: Any, turn: Turn, in_kernel: bool = False) -> Reading | None:
         """Divide the gradients, or return the reading that lets the optimizer's own kernel do it."""
         groups = self._consensus.groups(optimizer)
         gradients = self._collect(optimizer, groups)
         in_kernel = in_kernel and _fused.divides(optimizer, gradients)
         if not groups and not in_kernel:
-            verdict = self._divisor.divide_(gradients.fresh) + self._divisor.judge(gradients.divided)
+            verdict = self._divisor.divide_(gradients.fresh)
+            if gradients.divided:
+                verdict += self._divisor.judge(gradients.divided)
             self._mark_unscaled(turn, gradients, verdict)
             return None
         # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
         reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-        overflow = reading.overflows(self._divisor) or _division.read(self._divisor.judge(gradients.divided))
+        overflow = reading.overflows(self._divisor) or self._divisor.read(self._divisor.judge(gradients.divided))
         overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._standing.scale)
         if overflow or not in_kernel:
             self._divisor.divide_(gradients.fresh, judged=False)
@@ -331,7 +338,7 @@ class GradScaler:
     def _overflowed(self, turn: Turn) -> bool:
         """Whether the turn's optimizer overflowed: read once by the host, and kept."""
         if not isinstance(turn.overflow, bool):
-            turn.overflow = _division.read(turn.overflow)
+            turn.overflow = self._divisor.read(turn.overflow)
         return turn.overflow
 
     def _skip(self, optimizer: Any, turn: Turn) -> None:

@@ -6,7 +6,7 @@ ranks, and does no arithmetic: ``_division`` does.
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 from lucid.amp import _memory
 from lucid.amp._division import DIVIDES_IN
 
-_dtype = operator.attrgetter("dtype")
-_layout = operator.attrgetter("layout")
+_STRIDED = torch.strided
 
 _NO_FLOAT16 = (
     ValueError,
@@ -60,10 +59,11 @@ class Gradients:
     Attributes:
         fresh: the tensors to divide, each memory once.
         divided: the tensors that hold their true values already and are only judged.
-        pairs: each parameter that has a gradient, with the gradient's values, in the optimizer's order.
+        parameters: the parameters that have a gradient, in the optimizer's order.
+        values: the values of each one's gradient.
     """
 
-    __slots__ = ("_coalesced", "_regions", "_wholes", "divided", "fresh", "pairs")
+    __slots__ = ("_coalesced", "_regions", "_wholes", "divided", "fresh", "parameters", "values")
 
     def __init__(self, optimizer: Any, seen: _memory.Seen) -> None:
         """Find, check and sort; nothing is changed.
@@ -78,27 +78,31 @@ class Gradients:
             TypeError: another dtype or a layout that cannot be divided.
             RuntimeError: a gradient is an inference tensor.
         """
-        found = _found(optimizer)
-        wholes = [whole for _, whole in found]
+        self.parameters, found, plain = _found(optimizer)
         self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         self.divided: list[Tensor] = []
-        if not seen and _are_plain(wholes) and _memory.apart(wholes):
-            self.pairs = found
-            self.fresh = self._wholes = wholes
+        if plain and not seen and _memory.apart(found):
+            self.values = self.fresh = self._wholes = found
             self._regions: list[_memory.Region] | None = None
         else:
-            self.pairs = [(parameter, self._values(optimizer, parameter, whole)) for parameter, whole in found]
+            owned = zip(self.parameters, found, strict=True)
+            self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
             self.fresh, self._wholes, self._regions = [], [], []
             self._sort(optimizer, found, seen, self._regions)
 
+    @property
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter that has a gradient, with its values, in the optimizer's order."""
+        return zip(self.parameters, self.values, strict=True)
+
     def commit(self, seen: _memory.Seen) -> None:
         """Note that ``fresh`` is divided now, and put coalesced gradients into their parameters."""
-        for parameter, _ in self.pairs if self._coalesced else ():
+        for parameter in self.parameters if self._coalesced else ():
             if id(parameter.grad) in self._coalesced:
                 parameter.grad = self._coalesced[id(parameter.grad)][1]
         seen.add(self._wholes, self._regions)
 
-    def _values(self, optimizer: Any, parameter: Tensor, whole: Tensor) -> Tensor:
+    def _dense(self, optimizer: Any, parameter: Tensor, whole: Tensor) -> Tensor:
         """Return the strided values of one gradient, every stored element once."""
         if whole.layout is torch.sparse_coo and not whole.is_coalesced():
             # Entries of one index are summed first: their sum may overflow where they do not.
@@ -110,11 +114,9 @@ class Gradients:
             raise _refusal(optimizer, parameter, whole, _NO_LAYOUT)
         return values
 
-    def _sort(
-        self, optimizer: Any, found: list[tuple[Tensor, Tensor]], seen: _memory.Seen, regions: list[_memory.Region]
-    ) -> None:
+    def _sort(self, optimizer: Any, found: list[Tensor], seen: _memory.Seen, regions: list[_memory.Region]) -> None:
         places: set[_memory.Region] = set()
-        for (parameter, whole), (_, tensor) in zip(found, self.pairs, strict=True):
+        for whole, (parameter, tensor) in zip(found, self.pairs, strict=True):
             if tensor.numel() == 0:
                 continue
             place = _memory.region(tensor)
@@ -160,35 +162,31 @@ def _strided(whole: Tensor) -> Tensor | None:
     return _memory.stored(whole.to_local() if hasattr(whole, "to_local") else whole)
 
 
-def _found(optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return (parameter, gradient) of an optimizer in its order; raise for the first that is refused."""
+def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor], bool]:
+    """Return an optimizer's parameters that have a gradient, and these, after refusing what cannot be divided.
+
+    Returned last: whether all gradients are contiguous tensors that are their own values.
+    """
     if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
         raise TypeError(
             f"an optimizer is an object with param_groups and step; {type(optimizer).__name__} is none. Pass the "
             "optimizer that was built from the parameters. Nothing was changed."
         )
-    found: list[tuple[Tensor, Tensor]] = [
-        (parameter, gradient)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if (gradient := parameter.grad) is not None
-    ]
-    gradients = [gradient for _, gradient in found]
-    if set(map(_dtype, gradients)) <= DIVIDES_IN.keys() and not any(map(Tensor.is_inference, gradients)):
-        return found
-    for parameter, gradient in found:
-        if gradient.dtype not in DIVIDES_IN or gradient.is_inference():
-            raise _refusal(optimizer, parameter, gradient, _REFUSED.get(gradient.dtype, _NO_OTHER))
-    return found
-
-
-def _are_plain(gradients: list[Tensor]) -> bool:
-    """Whether all are PyTorch's own contiguous tensors, which are their own values."""
-    return (
-        set(map(type, gradients)) <= {Tensor}
-        and set(map(_layout, gradients)) <= {torch.strided}
-        and all(map(Tensor.is_contiguous, gradients))
-    )
+    parameters: list[Tensor] = []
+    gradients: list[Tensor] = []
+    plain = True
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.dtype not in DIVIDES_IN or gradient.is_inference():
+                raise _refusal(optimizer, parameter, gradient, _REFUSED.get(gradient.dtype, _NO_OTHER))
+            if plain:
+                plain = type(gradient) is Tensor and gradient.layout is _STRIDED and gradient.is_contiguous()
+            parameters.append(parameter)
+            gradients.append(gradient)
+    return parameters, gradients, plain
 
 
 def _names(optimizer: Any) -> dict[int, str]:

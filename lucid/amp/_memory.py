@@ -14,10 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_is_cpu = operator.attrgetter("is_cpu")
-_is_cuda = operator.attrgetter("is_cuda")
-_nbytes = operator.attrgetter("nbytes")
-
 
 class Region(NamedTuple):
     """The bytes of one tensor; equal regions are the same memory.
@@ -83,13 +79,17 @@ def apart(tensors: Sequence[Tensor]) -> bool:
 
     Spans are apart where, both sorted, each end comes before the next begin. False says nothing.
     """
-    if not (all(map(_is_cpu, tensors)) or all(map(_is_cuda, tensors))):
-        return False
-    sizes = list(map(_nbytes, tensors))
-    begins = list(map(Tensor.data_ptr, tensors))
-    ends = sorted(map(operator.add, begins, sizes))
+    begins, ends = [], []
+    device_type = tensors[0].device.type if tensors else ""
+    for tensor in tensors:
+        begin, size = tensor.data_ptr(), tensor.nbytes
+        if not (size and (tensor.is_cpu if device_type == "cpu" else tensor.is_cuda)):
+            return False
+        begins.append(begin)
+        ends.append(begin + size)
     begins.sort()
-    return 0 not in sizes and all(map(operator.le, ends, begins[1:]))
+    ends.sort()
+    return all(map(operator.le, ends, begins[1:]))
 
 
 def first_overlap(places: Iterable[Region]) -> tuple[Region, Region] | None:
@@ -164,6 +164,8 @@ class Seen:
 
     def clear(self) -> None:
         """Forget all of them."""
+        if not self._refs:
+            return
         self._refs.clear()
         self._places.clear()
         self._indexed = 0

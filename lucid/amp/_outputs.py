@@ -31,6 +31,8 @@ Multiply = Callable[[Tensor], Tensor]
 def multiplied(output: Tensor, factor: Tensor) -> Tensor:
     """Return ``output`` times a zero-dimensional float32 factor on its device, in the table's dtype."""
     product, returned = _MULTIPLIES_IN[output.dtype]
+    if product is output.dtype:
+        return output * factor
     return (output.to(product) * factor).to(returned)
 
 

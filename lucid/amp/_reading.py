@@ -36,7 +36,7 @@ class Reading:
         # The comparison is false for NaN too.
         if all(math.sqrt(total) <= limit * divisor.scale for total, limit in zip(self.sums, self._limits, strict=True)):
             return False
-        return _division.read(divisor.judge_quotients([tensor for group in self._groups for tensor in group]))
+        return divisor.read(divisor.judge_quotients([tensor for group in self._groups for tensor in group]))
 
     def undivided(self, divisor: Divisor) -> list[Tensor]:
         """Return the tensors of the groups that have not been divided since the first read."""

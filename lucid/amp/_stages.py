@@ -23,11 +23,11 @@ class Stage(enum.Enum):
 class Turn:
     """One optimizer's part in one iteration."""
 
-    __slots__ = ("_find", "kind", "overflow", "skipped", "stage")
+    __slots__ = ("_find", "_type", "overflow", "skipped", "stage")
 
     def __init__(self, optimizer: object) -> None:
         self._find = _reference(optimizer)
-        self.kind = type(optimizer).__name__
+        self._type = type(optimizer)
         self.stage = Stage.READY
         self.overflow: Any = False
         self.skipped = False
@@ -40,12 +40,12 @@ class Turn:
         """Raise RuntimeError unless the gradients are still scaled."""
         if self.stage is Stage.UNSCALED:
             raise RuntimeError(
-                f"unscale_() already ran for this {self.kind} since the last update(); its gradients hold their "
+                f"unscale_() already ran for this {self._type.__name__} since the last update(); its gradients hold their "
                 "true values. Call step(optimizer) next, or update() to give this iteration up."
             )
         if self.stage is Stage.STEPPED:
             raise RuntimeError(
-                f"unscale_() came after step() for this {self.kind}. Call unscale_() between backward() and "
+                f"unscale_() came after step() for this {self._type.__name__}. Call unscale_() between backward() and "
                 "step(), and update() before the next iteration."
             )
 
@@ -53,7 +53,7 @@ class Turn:
         """Raise RuntimeError if this optimizer was stepped already."""
         if self.stage is Stage.STEPPED:
             raise RuntimeError(
-                f"step() already ran for this {self.kind} since the last update(). Call update() once after the "
+                f"step() already ran for this {self._type.__name__} since the last update(). Call update() once after the "
                 "steps of an iteration, then step again."
             )
 
