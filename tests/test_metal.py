@@ -3,9 +3,11 @@
 import copy
 import inspect
 import io
+import os
 import pickle
+import subprocess
+import sys
 import threading
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -447,27 +449,33 @@ def test_export_holds_the_conversion() -> None:
     assert program.module()(torch.ones(2, device=REAL)).tolist() == [2, 2]
 
 
+SPEED = """
+import time, torch, lucid.nn
+taught, x = vars(torch.Tensor)["to"], torch.ones(2)
+
+def seconds_each(number=2000):
+    start = time.perf_counter()
+    for _ in range(number):
+        x.to(torch.float32, non_blocking=True)
+    return (time.perf_counter() - start) / number
+
+with_name, without = [], []
+for _ in range(50):
+    torch.Tensor.to = taught
+    with_name.append(seconds_each())
+    del torch.Tensor.to
+    without.append(seconds_each())
+print(min(with_name) - min(without))
+"""
+
+
 @pytest.mark.alone
 def test_knowing_the_name_costs_less_than_a_microsecond() -> None:
-    """Ten thousand conversions, taught and not in turn: the difference of the best is under a microsecond each."""
-    taught, x = vars(torch.Tensor)["to"], torch.ones(2)
-
-    def seconds_each(number: int = 2000) -> float:
-        start = time.perf_counter()
-        for _ in range(number):
-            x.to(torch.float32, non_blocking=True)
-        return (time.perf_counter() - start) / number
-
-    with_name, without = [], []
-    try:
-        for _ in range(25):
-            torch.Tensor.to = taught
-            with_name.append(seconds_each())
-            del torch.Tensor.to
-            without.append(seconds_each())
-    finally:
-        torch.Tensor.to = taught
-    assert min(with_name) - min(without) < 1e-6
+    """Conversions by the taught and the original method in turn: the best of each differ by under a microsecond."""
+    # In a process of its own, which no coverage measures.
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    done = subprocess.run([sys.executable, "-c", SPEED], env=quiet, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1e-6
 
 
 # What is looked up in lucid
