@@ -1,4 +1,4 @@
-"""Which arithmetic this processor is faster with, measured once for each dtype.
+"""Which arithmetic this processor is faster with, asked of PyTorch, else measured once for each dtype.
 
 Knows the four kinds of operator whose speed differs, and a small step of each. Refuses to know how they are
 replaced.
@@ -7,9 +7,10 @@ replaced.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +18,11 @@ from torch.nn import functional
 
 KINDS = ("product", "convolution", "attention", "recurrence")
 
-_RUNS = 3
+# What does arithmetic in a dtype, as torch.cpu.get_capabilities calls it on x86_64.
+_UNITS = {torch.float16: ("amx_fp16", "avx512_fp16"), torch.bfloat16: ("amx_bf16", "avx512_bf16")}
+
+_RUNS = 5
+_PATIENCE = 0.1  # seconds for a kind
 # What float32 arithmetic on half storage costs beside float32 itself.
 _OVERHEAD = 1.2
 
@@ -48,30 +53,45 @@ def _recurrence(dtype: torch.dtype) -> Callable[[], Tensor]:
 _STEPS = (_product, _convolution, _attention, _recurrence)
 
 
-def _seconds(make: Callable[[torch.dtype], Callable[[], Tensor]], dtype: torch.dtype) -> float:
-    """The fastest of a few forward and backward passes; infinite where PyTorch has none."""
-    try:
-        step = make(dtype)
-        step().sum().backward()
-        times = []
-        for _ in range(_RUNS):
-            start = time.perf_counter()
+def _fastest(steps: Sequence[Callable[[], Tensor]]) -> list[float]:
+    """The fewest seconds of this thread's work for a forward and backward pass of each, run in turn."""
+    fewest = [math.inf] * len(steps)
+    end = time.perf_counter() + _PATIENCE
+    for run in range(_RUNS):
+        for place, step in enumerate(steps):
+            start = time.thread_time()
             step().sum().backward()
-            times.append(time.perf_counter() - start)
-    except RuntimeError:
-        return float("inf")
-    return min(times)
+            fewest[place] = min(fewest[place], time.thread_time() - start)
+        # The first run also makes what PyTorch keeps. A crowded machine gets no more than it needs.
+        if run > 0 and time.perf_counter() > end:
+            break
+    return fewest
+
+
+def _picked(make: Callable[[torch.dtype], Callable[[], Tensor]], dtype: torch.dtype) -> str:
+    try:
+        native, wide = _fastest([make(dtype), make(torch.float32)])
+    except RuntimeError:  # PyTorch has no such operator in this dtype here
+        return "float32"
+    return "native" if native <= _OVERHEAD * wide else "float32"
+
+
+def _lacks_units(dtype: torch.dtype) -> bool:
+    """Whether PyTorch says that the processor computes nothing in ``dtype``; False if it does not say."""
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    told = ask() if ask is not None else {}
+    return told.get("architecture") == "x86_64" and not any(told.get(unit) for unit in _UNITS[dtype])
 
 
 @functools.cache
 def faster(dtype: torch.dtype) -> dict[str, str]:
     """For each kind of operator, "native" or "float32": what this processor does sooner in ``dtype``."""
+    if _lacks_units(dtype):
+        return dict.fromkeys(KINDS, "float32")
     picked: dict[str, str] = {}
 
     def measure() -> None:
-        for kind, make in zip(KINDS, _STEPS, strict=True):
-            native = _seconds(make, dtype) <= _OVERHEAD * _seconds(make, torch.float32)
-            picked[kind] = "native" if native else "float32"
+        picked.update({kind: _picked(make, dtype) for kind, make in zip(KINDS, _STEPS, strict=True)})
 
     # A thread of its own is in nobody's scope, mode or hook.
     thread = threading.Thread(target=measure)
