@@ -8,6 +8,9 @@ A Hypothesis test that wants more than the profile's examples multiplies them, s
 too: ``@settings(max_examples=20 * settings.default.max_examples)`` is 2,000 in CI, 200,000 with ``--long``.
 """
 
+import sys
+from collections.abc import Iterator
+
 import hidden
 import pytest
 import torch
@@ -57,3 +60,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """A device of this machine: the CPU always, CUDA and MPS where they are present."""
     return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def untraced(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let coverage pause in a test that runs alone: it may measure time, and would measure the tracer."""
+    coverage = sys.modules.get("coverage")
+    running = coverage and request.node.get_closest_marker("alone") and coverage.Coverage.current()
+    if not running:
+        yield
+        return
+    running.stop()
+    yield
+    running.start()
