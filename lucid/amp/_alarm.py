@@ -13,8 +13,8 @@ ROW = 25
 """Updates skipped in a row before it is said."""
 
 _LOW = (
-    "the scale fell below 1, to {scale}. A loss that is summed over a large batch trains well there; otherwise look for "
-    "inf or NaN in the data, the loss or the forward pass, which no scale mends."
+    "the scale fell below 1, to {scale}. A loss that is summed over a large batch trains well there; otherwise look "
+    "for inf or NaN in the data, the loss or the forward pass, which no scale mends."
 )
 _ROW = (
     "{row} updates in a row were skipped, since update {since}; the scale is now {scale}. Not finite at the last skip: "

@@ -40,11 +40,17 @@ class Factors:
         """Return the factor there; the same tensor at every call, so that a captured graph follows it."""
         factor = self._tensors.get((device, dtype))
         if factor is None:
-            # One that was made in inference mode could be neither refreshed nor used for training later.
-            with torch.inference_mode(mode=False):
-                factor = torch.full((), self._value, dtype=dtype, device=device)
-            self._tensors[device, dtype] = factor
+            self.make(device, dtype)
+            factor = self._tensors[device, dtype]
         return factor
+
+    @_torch.constant_when_traced
+    def make(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """Make the factor there, if it is not; under a compiler it is made at once, outside the graph."""
+        # One that was made in inference mode could be neither refreshed nor used for training later.
+        if (device, dtype) not in self._tensors:
+            with torch.inference_mode(False):
+                self._tensors[device, dtype] = torch.full((), self._value, dtype=dtype, device=device)
 
     def has(self, device: torch.device) -> bool:
         """Whether the float32 factor was made there already."""

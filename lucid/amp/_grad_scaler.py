@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lucid.amp import _causes, _clip, _division, _fused, _gradients, _outputs, _schedule, _torch
+from lucid.amp import _causes, _clip, _fused, _gradients, _outputs, _schedule, _torch
 from lucid.amp._alarm import Alarm
 from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import Divisor
@@ -295,6 +295,9 @@ class GradScaler:
                 f"scale() was used for the first time on {output.device} inside a CUDA graph capture. Call scale() "
                 "once on that device before the capture, so that the graph follows the scale."
             )
+        if torch.compiler.is_compiling():
+            # Before the compiler sees that there is none, or its graph would be made again at the second call.
+            factors.make(output.device)
         return _outputs.multiplied(output, factors.on(output.device))
 
     @_torch.without_grad

@@ -40,8 +40,8 @@ class Turn:
         """Raise RuntimeError unless the gradients are still scaled."""
         if self.stage is Stage.UNSCALED:
             raise RuntimeError(
-                f"unscale_() already ran for this {self._type.__name__} since the last update(); its gradients hold their "
-                "true values. Call step(optimizer) next, or update() to give this iteration up."
+                f"unscale_() already ran for this {self._type.__name__} since the last update(); its gradients hold "
+                "their true values. Call step(optimizer) next, or update() to give this iteration up."
             )
         if self.stage is Stage.STEPPED:
             raise RuntimeError(
@@ -53,8 +53,8 @@ class Turn:
         """Raise RuntimeError if this optimizer was stepped already."""
         if self.stage is Stage.STEPPED:
             raise RuntimeError(
-                f"step() already ran for this {self._type.__name__} since the last update(). Call update() once after the "
-                "steps of an iteration, then step again."
+                f"step() already ran for this {self._type.__name__} since the last update(). Call update() once after "
+                "the steps of an iteration, then step again."
             )
 
 
