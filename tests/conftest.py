@@ -8,6 +8,7 @@ A Hypothesis test that wants more than the profile's examples multiplies them, s
 too: ``@settings(max_examples=20 * settings.default.max_examples)`` is 2,000 in CI, 200,000 with ``--long``.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -65,11 +66,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def untraced(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let coverage pause in a test that runs alone: it may measure time, and would measure the tracer."""
-    coverage = sys.modules.get("coverage")
-    running = coverage and request.node.get_closest_marker("alone") and coverage.Coverage.current()
-    if not running:
-        yield
-        return
-    running.stop()
+    trace = sys.gettrace()
+    if "COVERAGE_RUN" in os.environ and request.node.get_closest_marker("alone"):
+        sys.settrace(None)
     yield
-    running.start()
+    sys.settrace(trace)
