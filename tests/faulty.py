@@ -40,9 +40,7 @@ class Norm(nn.Module):
 
 def perceptron(width: int = 16) -> nn.Sequential:
     """Three linear layers with ReLU between."""
-    return nn.Sequential(
-        nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
-    )
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
 
 
 def batch(number: int, rows: int = 32) -> tuple[Tensor, Tensor]:

@@ -94,9 +94,11 @@ def test_the_launch_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_that_lands_counts_nothing_and_a_skip_counts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lucid's scaler launches the counts in ``step`` once it knows of the skip, and at no other time."""
+    """The scaler launches the counts in ``step`` once it knows of the skip, and at no other time."""
     launched = []
-    monkeypatch.setattr("lucid.amp._causes.count", lambda gradients: launched.append(len(gradients)) or count(gradients))
+    monkeypatch.setattr(
+        "lucid.amp._causes.count", lambda gradients: launched.append(len(gradients)) or count(gradients)
+    )
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer, scaler = torch.optim.SGD([parameter], lr=0.1), GradScaler(init_scale=4.0)
     for factor in (1.0, INF, 1.0):

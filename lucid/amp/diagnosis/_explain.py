@@ -155,7 +155,8 @@ def _from_record(record: Record) -> Explanation:
         told, silent = _ranks.heard(record.number, update)
         causes += [Cause.from_dict(each) for each in told]
     causes = sorted([*causes, *found], key=lambda cause: _PRIORITY.index(Kind(cause.kind)))
-    message = "" if causes else f"No step was skipped in the {record.updates} updates that were watched."
+    plural = "" if record.updates == 1 else "s"
+    message = "" if causes else f"No step was skipped in {record.updates} watched update{plural}."
     if silent:
         causes.append(_unheard(silent))
     return Explanation(tuple(causes), update, skips[-1].scale if skips else None, record.updates, message)

@@ -112,8 +112,9 @@ def replay_refusal(model: nn.Module) -> str | None:
         return "its parameters are spread over ranks (DTensor), which would all have to run it"
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         return "its parameters are spread over ranks (FSDP), which would all have to run it"
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if several and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return "what a TorchScript module changes in itself could not be put back"
+    if ranks() > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return "SyncBatchNorm would wait for the other ranks"
     return None
 

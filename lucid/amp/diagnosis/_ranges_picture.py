@@ -64,7 +64,8 @@ def _chosen(rows: tuple[Row, ...], at_most: int) -> list[Row]:
     """All rows, or the first, the last and those between at even distances."""
     if len(rows) <= at_most:
         return list(rows)
-    places = {round(step * (len(rows) - 1) / (at_most - 1)) for step in range(at_most)}
+    gap = (len(rows) - 1) / max(at_most - 1, 1)
+    places = {round(step * gap) for step in range(max(at_most, 1))}
     return [rows[place] for place in sorted(places)]
 
 

@@ -142,22 +142,24 @@ class Record(Listener):
         self.updates = 0
         self.found: list[Any] = []
         self._watches: list[Callable[[], Watch | None]] = []
-        self._ears: Handle | None = None
+        self._ears: Callable[[], Handle | None] = _nothing
         self._passes: list[Pass] = []
         self._early: dict[int, Counts] = {}
         self._not_finite = False
 
     def attend(self, scaler: Any, watch: Watch) -> Handle:
         """Listen to the scaler for a watch, until the handle is removed; once, however many watches there are."""
-        if not self.watches():
-            self._ears = listen(scaler, self)
+        # Held by the watches alone: a record that led to its scaler would keep it alive.
+        ears = self._ears() or listen(scaler, self)
+        self._ears = weakref.ref(ears)
         reference = weakref.ref(watch)
         self._watches.append(reference)
 
         def leave() -> None:
             self._watches.remove(reference)
-            if not self.watches() and self._ears is not None:
-                self._ears.remove()
+            if not self.watches():
+                ears.remove()
+                self._ears = _nothing
 
         return Handle(leave)
 
@@ -256,6 +258,10 @@ def _largest(numbers: Iterable[complex]) -> float:
     """The largest magnitude; NaN if one is NaN, which Python's ``max`` would lose."""
     magnitudes = [abs(number) for number in numbers]
     return math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes, default=0.0)
+
+
+def _nothing() -> None:
+    """Stand in for a reference to what is not there."""
 
 
 _records: weakref.WeakKeyDictionary[Any, Record] = weakref.WeakKeyDictionary()

@@ -111,9 +111,7 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     tables = [(vars(module), dict(vars(module))) for module in modules]
-    tables += [
-        (value, dict(value)) for module in modules for value in vars(module).values() if isinstance(value, dict)
-    ]
+    tables += [(value, dict(value)) for module in modules for value in vars(module).values() if isinstance(value, dict)]
     try:
         _copy_buffers(modules)
         yield

@@ -157,7 +157,8 @@ class _Tap:
         self.taps, self.name, self.method = taps, name, method
         self.was_there = name in vars(taps.scaler)
         # PyTorch's scaler is no part of a compiled graph either; what listeners do must not become one.
-        self.around = torch.compiler.disable(getattr(taps, f"on_{name}"))
+        disable: Callable[[Any], Callable[..., Any]] = torch.compiler.disable
+        self.around = disable(getattr(taps, f"on_{name}"))
         functools.update_wrapper(self, method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -103,6 +103,10 @@ class Tracer:
             self._order = self._forward_order(forwards)
         skip.order = self._order
 
+    def landed(self) -> None:
+        """An iteration without a skip ends a row of them."""
+        self._row = []
+
     def silent(self, forwards: list[Forward]) -> list[str]:
         """The modules whose output was zero throughout in a replay of the last forward."""
         if self._refusal is not None or not forwards:

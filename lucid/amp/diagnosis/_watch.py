@@ -169,10 +169,12 @@ class Watch(Handle):
         """Report a skip, on rank 0, once all optimizers had their turn; the other ranks tell it theirs."""
         updates = self.record.updates
         if skipped:
-            first = next(watch for watch in self.record.watches() if watch.report is self.report)
+            first = next(watch for watch in self.record.watches() if watch.report == self.report)
             if first is self:
                 self._tell()
-        elif updates % SAMPLED == 0 or updates & (updates - 1) == 0:
+            return
+        self.tracer.landed()
+        if updates % SAMPLED == 0 or updates & (updates - 1) == 0:
             self._zeros = (updates - 1, _models.zero_gradients(self.model))
 
     def _tell(self) -> None:
