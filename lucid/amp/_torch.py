@@ -36,7 +36,7 @@ PRIVATE: dict[str, Any] = {
         "_C._set_grad_enabled",
         "_utils._flatten_dense_tensors",
     )
-} | {"_step_supports_amp_scaling": "_step_supports_amp_scaling"}
+} | {name: name for name in ("_step_supports_amp_scaling", "_fsdp_flattened")}
 """What this torch has of the names used here; a name without a value takes its fallback."""
 
 _OPTIMIZER_MODULE = importlib.import_module("torch.optim.optimizer")
@@ -169,6 +169,8 @@ def step_is_stock(optimizer: Any) -> bool:
 
     The wrappers that PyTorch puts around it (for hooks, or a learning rate scheduler's count) are looked through.
     """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return False
     step = getattr(optimizer, "__dict__", {}).get("step", type(optimizer).step)
     while step is not None:
         # functools.wraps copies the module's name, but not the globals.
@@ -186,7 +188,8 @@ def is_fsdp1_shard(parameter: Tensor) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return False
-    return bool(getattr(parameter, "_fsdp_flattened", False)) or isinstance(parameter, fsdp.FlatParameter)
+    mark = PRIVATE["_fsdp_flattened"]
+    return isinstance(parameter, fsdp.FlatParameter) or (mark is not None and hasattr(parameter, mark))
 
 
 def constant_when_traced(function: _Function) -> _Function:
