@@ -37,7 +37,7 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
         and len(gradients.fresh) == len(gradients.values)
         and sum(map(torch.Tensor.numel, gradients.fresh)) >= WORTHWHILE * max(len(gradients.fresh), 1)
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
-        and all(_proved(type(optimizer), *kind) for kind in _kinds(gradients))
+        and all(_proved(*kind) for kind in _kinds(optimizer, gradients))
     )
 
 
@@ -53,6 +53,7 @@ def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[Non
 
     If the step raises, those that it left scaled are divided here, so that they hold their true values.
     """
+    reading.remember()
     optimizer.grad_scale = divisor.tensors.on(reading.device)
     try:
         yield
@@ -63,8 +64,8 @@ def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[Non
         del optimizer.grad_scale
 
 
-def _kinds(gradients: Gradients) -> set[tuple[str, torch.dtype]]:
-    return {(tensor.device.type, tensor.dtype) for tensor in gradients.fresh}
+def _kinds(optimizer: Any, gradients: Gradients) -> set[tuple[Any, str, torch.dtype]]:
+    return {(type(optimizer), tensor.device.type, tensor.dtype) for tensor in gradients.fresh}
 
 
 @functools.cache

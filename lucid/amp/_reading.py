@@ -2,7 +2,7 @@
 
 Knows tensors in groups and a divisor. Refuses to know what follows from the answer.
 
-The read is Σx². Its root bounds every magnitude, so that in all ordinary cases one number a group decides; where it
+The read is Σx². Its root bounds every magnitude, so that in all ordinary cases one number a bucket decides; where it
 does not (a sum that overflows float32, a scale that makes quotients larger), a second look at every quotient does.
 """
 
@@ -14,46 +14,56 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lucid.amp import _division, _norms
-from lucid.amp._division import Divisor
+from lucid.amp import _division, _norms, _torch
+from lucid.amp._division import DIVIDES_IN, Divisor
 
-_MARGIN = 0.999
-"""Float32 sums are rounded: a bound this close to the largest number is looked at again."""
+_LIMITS = {dtype: torch.finfo(dtype).max * 0.999 for dtype in (torch.float32, torch.float64)}
+"""Sums are rounded: a bound this close to the largest number is looked at again."""
 
 
 class Reading:
-    """Σx² of groups of tensors, read by the host at once."""
+    """Σx² of buckets of tensors of one device and dtype each, read by the host at once."""
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        self._groups = groups
-        tensors = (tensor for group in groups for tensor in group)
-        self.device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-        self._limits: list[float] = []
-        self.sums = self._sum(self._limits)
+        self._buckets = [bucket for group in groups for _, _, bucket in _torch.by_device_and_dtype(list(group))]
+        self._largest: list[Tensor | None] = []
+        self.device = next((bucket[0].device for bucket in self._buckets), torch.device("cpu"))
+        self.sums = _division.numbers([_power(bucket, 2.0) for bucket in self._buckets])
 
     def overflows(self, divisor: Divisor) -> bool:
         """Whether a quotient of any tensor is not finite."""
+        limits = [_LIMITS[DIVIDES_IN[bucket[0].dtype]] * divisor.scale for bucket in self._buckets]
         # The comparison is false for NaN too.
-        if all(math.sqrt(total) <= limit * divisor.scale for total, limit in zip(self.sums, self._limits, strict=True)):
+        if all(math.sqrt(total) <= limit for total, limit in zip(self.sums, limits, strict=True)):
             return False
-        return divisor.read(divisor.judge_quotients([tensor for group in self._groups for tensor in group]))
+        return divisor.read(divisor.judge_quotients([tensor for bucket in self._buckets for tensor in bucket]))
+
+    def remember(self) -> None:
+        """Keep what will tell ``undivided``: where Σx² overflowed or underflowed, max|x|; the host reads nothing."""
+        self._largest = [
+            None if 0.0 < total < math.inf else _power(bucket, math.inf)
+            for total, bucket in zip(self.sums, self._buckets, strict=True)
+        ]
 
     def undivided(self, divisor: Divisor) -> list[Tensor]:
-        """Return the tensors of the groups that have not been divided since the first read."""
+        """Return the tensors that have not been divided since ``remember``."""
         found: list[Tensor] = []
-        for group, before, after in zip(self._groups, self.sums, self._sum([]), strict=True):
-            if after > 0 and _nearer(after, before, before / divisor.scale / divisor.scale):
-                found += group
+        for bucket, total, largest in zip(self._buckets, self.sums, self._largest, strict=True):
+            if largest is None:
+                before, quotient, after = total, total / divisor.scale**2, float(_power(bucket, 2.0))
+            else:
+                before, after = float(largest), float(_power(bucket, math.inf))
+                quotient = before / divisor.scale
+            if _nearer(after, before, quotient):
+                found += bucket
         return found
 
-    def _sum(self, limits: list[float]) -> list[float]:
-        parts = [_norms.power(group, 2.0) for group in self._groups]
-        numbers = iter(_division.numbers([part for group in parts for part in group]))
-        limits += [min((torch.finfo(part.dtype).max for part in group), default=math.inf) * _MARGIN for group in parts]
-        return [sum(next(numbers) for _ in group) for group in parts]
+
+def _power(bucket: list[Tensor], order: float) -> Tensor:
+    (power,) = _norms.power(bucket, order)
+    return power
 
 
 def _nearer(value: float, this: float, other: float) -> bool:
-    if not other > 0:
-        return True
-    return abs(math.log(value / this)) < abs(math.log(value / other))
+    """Whether a value is, by its magnitude, this rather than the other; False for 0, and for what overflowed since."""
+    return 0.0 < value < math.inf and abs(math.log(value / this)) < abs(math.log(value / other))

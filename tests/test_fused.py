@@ -1,0 +1,314 @@
+"""Fused optimizers: called only when the step lands, and true gradients before it, after it and after a raise.
+
+Each test runs twice: with the division inside the optimizer's kernel, and with the division before it.
+"""
+
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from values import bits, numbers
+
+from lucid.amp import GradScaler, _fused
+
+CLASSES = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad]
+NEVER = 2**62
+
+
+@pytest.fixture(params=["in the kernel", "before it"], autouse=True)
+def in_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Where the gradients are divided, whatever their size."""
+    inside = request.param == "in the kernel"
+    monkeypatch.setattr(_fused, "WORTHWHILE", 0 if inside else NEVER)
+    return inside
+
+
+@pytest.fixture(params=CLASSES, ids=lambda made: made.__name__)
+def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """A fused optimizer of each class that has one."""
+    return lambda parameters, **settings: request.param(parameters, **{"lr": 0.5, "fused": True} | settings)
+
+
+def weight(gradient: Any, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> torch.nn.Parameter:
+    """A parameter with this gradient."""
+    values = torch.as_tensor(gradient).to(dtype=dtype, device=device, copy=True)
+    made = torch.nn.Parameter(torch.ones_like(values))
+    made.grad = values
+    return made
+
+
+def counted(optimizer: Any) -> list[str]:
+    """What is called of an optimizer's hooks, from now on."""
+    calls: list[str] = []
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    return calls
+
+
+def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors are divided outside a kernel, call by call."""
+    calls: list[int] = []
+    divide = _fused.Divisor.divide_
+
+    def divide_(self: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        calls.append(len(tensors))
+        return divide(self, tensors, *args, **kwargs)
+
+    monkeypatch.setattr(_fused.Divisor, "divide_", divide_)
+    return calls
+
+
+@pytest.fixture
+def tested_paths(request: pytest.FixtureRequest) -> None:
+    """Skip where PyTorch's private names are hidden: no kernel divides then."""
+    if request.config.getoption("--public-torch"):
+        pytest.skip("without PyTorch's private name no kernel is known to divide")
+
+
+@pytest.mark.usefixtures("tested_paths")
+def test_the_kernel_divides_where_it_is_worth_it(
+    make: Any, in_kernel: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Otherwise the tests of this file would all look at one path; on another device PyTorch may have no kernel."""
+    if device.type not in ("cpu", "cuda"):
+        pytest.skip("whether there is a fused kernel is that device's to say")
+    calls = divisions(monkeypatch)
+    GradScaler(4.0).step(make([weight([12.0, 20.0], device=device)]))
+    assert calls == ([] if in_kernel else [1])
+
+
+@pytest.mark.parametrize("scale", [65536.0, 3.0, 0.1, 1000.1])
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_step_is_that_of_true_gradients_and_they_are_left_behind(
+    make: Any, dtype: str, maximize: bool, scale: float
+) -> None:
+    """Three steps equal, to the bit, those of the same optimizer without a scaler on gradients NumPy divided."""
+    values = bits(dtype, 261)
+    values = torch.where(values.abs().clamp(1e-20, 1e20) == values.abs(), values, torch.ones_like(values))
+    ours, theirs = (weight(values, getattr(torch, dtype)) for _ in range(2))
+    settings = {"maximize": maximize, "weight_decay": 0.01, "lr": 0.001}
+    scaled, plain, scaler = make([ours], **settings), make([theirs], **settings), GradScaler(scale)
+    for _ in range(3):
+        quotient = reference.quotient(numbers(values), dtype, scaler.get_scale())
+        ours.grad = values.clone()
+        theirs.grad = torch.from_numpy(quotient).to(values.dtype)
+        scaler.step(scaled)
+        plain.step()
+        scaler.update()
+        assert torch.equal(ours.grad, theirs.grad)
+        np.testing.assert_array_equal(numbers(ours.grad), reference.stored(quotient, dtype))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("scale", [4.0, 3.0])
+def test_a_skip_calls_nothing_and_leaves_true_gradients(make: Any, scale: float) -> None:
+    """No hook, no state, no counted step; the finite gradient is divided, the inf stays."""
+    good, bad = weight([12.0, 24.0]), weight([12.0, math.inf])
+    optimizer, scaler = make([good, bad]), GradScaler(scale)
+    before = repr(optimizer.state_dict())
+    calls = counted(optimizer)
+    assert scaler.step(optimizer) is None
+    assert calls == []
+    assert repr(optimizer.state_dict()) == before
+    assert good.grad.tolist() == [12.0 / scale, 24.0 / scale]
+    assert bad.grad.tolist() == [12.0 / scale, math.inf]
+    assert (good.tolist(), bad.tolist()) == ([1.0, 1.0], [1.0, 1.0])
+    assert scaler.step_was_skipped(optimizer)
+
+
+def test_a_first_step_that_overflows_leaves_no_momentum() -> None:
+    """The momentum is first set by the first step that lands: 1 − 0.5·3, then 1 − 0.5·(3 + 0.9·3 + 3)."""
+    held, scaler = weight([math.inf]), GradScaler(4.0)
+    optimizer = torch.optim.SGD([held], lr=0.5, momentum=0.9, fused=True)
+    values = []
+    for gradient in (math.inf, 3.0, 3.0):
+        held.grad = torch.full((1,), gradient * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        values.append(held.item())
+    assert values == pytest.approx([1.0, -0.5, -3.35])
+
+
+def test_hooks_before_a_step_see_true_gradients(make: Any) -> None:
+    """The optimizer's own, and those that are registered for all optimizers."""
+    for everywhere in (False, True):
+        held, seen = weight([12.0]), []
+        optimizer = make([held])
+
+        def look(*_: Any, held: Any = held, seen: list[float] = seen) -> None:
+            seen.append(held.grad.item())
+
+        handle = register_optimizer_step_pre_hook(look) if everywhere else optimizer.register_step_pre_hook(look)
+        GradScaler(4.0).step(optimizer)
+        handle.remove()
+        assert seen == [3.0]
+
+
+def test_hooks_after_a_step_see_true_gradients_and_hear_of_this_optimizer_alone(make: Any) -> None:
+    """Nobody hears of an optimizer that the user did not make."""
+    held, heard = weight([12.0]), []
+    optimizer = make([held])
+    _fused._proved.cache_clear()
+    optimizer.register_step_post_hook(lambda *_: heard.append(held.grad.item()))
+    handle = register_optimizer_step_post_hook(lambda stepped, *_: heard.append(stepped is optimizer))
+    GradScaler(4.0).step(optimizer)
+    handle.remove()
+    assert sorted(heard) == [True, 3.0]
+
+
+def method(optimizer: Any, seen: Callable[[], None]) -> None:
+    """Patch the step of this one optimizer by a method."""
+    original = optimizer.step
+
+    def step(self: Any, *args: Any) -> Any:
+        seen()
+        return original(*args)
+
+    optimizer.step = types.MethodType(step, optimizer)
+
+
+def function(optimizer: Any, seen: Callable[[], None]) -> None:
+    """Patch the step of this one optimizer by a function."""
+    original = optimizer.step
+
+    def step(*args: Any) -> Any:
+        seen()
+        return original(*args)
+
+    optimizer.step = step
+
+
+# PyTorch's schedulers wrap methods only, so that a function can be put there after them.
+@pytest.mark.parametrize(
+    ("patch", "scheduled"),
+    [(method, "not"), (method, "before"), (method, "after"), (function, "not"), (function, "before")],
+)
+def test_a_patched_step_sees_true_gradients(make: Any, patch: Any, scheduled: str) -> None:
+    """Whoever replaced the step of an optimizer looks at its gradients; a scheduler's wrapper hides him not."""
+    held, seen = weight([12.0]), []
+    optimizer = make([held])
+    if scheduled == "before":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    patch(optimizer, lambda: seen.append(held.grad.item()))
+    if scheduled == "after":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    GradScaler(4.0).step(optimizer)
+    assert seen == [3.0]
+    assert held.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_class_whose_step_was_patched_sees_true_gradients(
+    make: Any, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before an optimizer was made or after."""
+    held, seen = weight([12.0]), []
+    kind = type(make([held]))
+    original = kind.step
+
+    def step(self: Any, *args: Any) -> Any:
+        seen.append(held.grad.item())
+        return original(self, *args)
+
+    optimizer = None if early else make([held])
+    monkeypatch.setattr(kind, "step", step)
+    GradScaler(4.0).step(optimizer or make([held]))
+    assert seen == [3.0]
+
+
+def test_a_class_of_a_users_own_sees_true_gradients() -> None:
+    """A step that looks before it calls the original; a constructor of its own is never called for a trial."""
+    seen: list[float] = []
+
+    class Looking(torch.optim.AdamW):
+        def __init__(self, held: torch.nn.Parameter) -> None:
+            super().__init__([held], lr=0.5, fused=True)
+
+        def step(self, closure: Any = None) -> Any:
+            seen.append(self.param_groups[0]["params"][0].grad.item())
+            return super().step(closure)
+
+    class Inheriting(Looking):
+        step = torch.optim.AdamW.step
+
+    for kind in (Looking, Inheriting):
+        held = weight([12.0])
+        GradScaler(4.0).step(kind(held))
+        assert held.grad.item() == 3.0
+        assert held.item() != 1.0
+    assert seen == [3.0]
+
+
+def test_a_scheduler_counts_the_steps_that_land(make: Any) -> None:
+    """PyTorch's warning about the order of scheduler and optimizer does not come; the rate halves once."""
+    held, scaler = weight([12.0]), GradScaler(4.0)
+    optimizer = make([held])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    assert held.grad.item() == 3.0
+    assert scheduler.get_last_lr() == [0.25]
+
+
+def test_several_groups_and_dtypes_in_one_optimizer(make: Any) -> None:
+    """Each gradient is divided once, in its own dtype; the one without a gradient stays out of it."""
+    held = [weight([12.0] * 3), weight([20.0] * 5, torch.float64), weight([28.0], torch.bfloat16)]
+    without = torch.nn.Parameter(torch.ones(2))
+    groups = [{"params": held[:1]}, {"params": [*held[1:], without], "lr": 0.1}]
+    GradScaler(4.0).step(make(groups))
+    assert [p.grad[0].item() for p in held] == [3.0, 5.0, 7.0]
+    assert without.tolist() == [1.0, 1.0]
+    assert all((p < 1.0).all() for p in held)
+
+
+def test_a_refusal_leaves_everything(make: Any) -> None:
+    """One float16 weight between others: ValueError that names it; bit for bit as before, also state and stage."""
+    held = [weight([12.0]), weight([12.0], torch.float16), weight([12.0])]
+    optimizer, scaler = make(held), GradScaler(4.0)
+    with pytest.raises(ValueError, match="group 0, parameter 1"):
+        scaler.step(optimizer)
+    assert [p.grad.item() for p in held] == [12.0] * 3
+    assert [p.item() for p in held] == [1.0] * 3
+    held[1].grad = None
+    scaler.step(optimizer)
+    assert [p.grad and p.grad.item() for p in held] == [3.0, None, 3.0]
+
+
+def test_after_unscale_the_kernel_divides_nothing(make: Any) -> None:
+    """Clipped gradients are used as they are."""
+    held, scaler = weight([12.0]), GradScaler(4.0)
+    optimizer = make([held])
+    scaler.unscale_(optimizer)
+    held.grad.mul_(0.5)
+    scaler.step(optimizer)
+    assert held.grad.item() == 1.5
+
+
+def test_a_shared_gradient_is_divided_once(make: Any) -> None:
+    """Two fused optimizers, and two parameters that hold one gradient."""
+    held, scaler = weight([12.0]), GradScaler(4.0)
+    twin = torch.nn.Parameter(torch.ones(1))
+    twin.grad = held.grad
+    for optimizer in (make([held]), make([twin]), make([held, twin])):
+        scaler.step(optimizer)
+    assert held.grad.item() == 3.0
+
+
+def test_no_mark_is_left_on_the_optimizer(make: Any) -> None:
+    """After a step that lands and after a skip the optimizer has the attributes that it had."""
+    held, scaler = weight([12.0]), GradScaler(4.0)
+    optimizer = make([held])
+    before = set(vars(optimizer))
+    for gradient in (12.0, math.inf):
+        held.grad.fill_(gradient)
+        scaler.step(optimizer)
+        scaler.update()
+        assert set(vars(optimizer)) == before
