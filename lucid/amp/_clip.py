@@ -165,6 +165,8 @@ def _read(parts: list[Tensor], verdict: list[Tensor], order: float) -> tuple[boo
 
 def _clip_true(chosen: list[Tensor], clipping: Clipping, overflow: bool) -> Clipped:
     """Clip gradients that hold their true values already; after an overflow only tell their norm."""
+    if not chosen:
+        return Clipped(_tensor(0.0, chosen), overflow)
     norm = torch.nn.utils.get_total_norm(chosen, clipping.order)
     finite = math.isfinite(value := norm.item())
     if overflow:

@@ -1,0 +1,83 @@
+"""The norm of many tensors in one read, against float64 arithmetic."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lucid.amp import _norms
+
+
+def total(tensors: list[Tensor], order: float) -> float:
+    """The norm from the parts that ``power`` returns."""
+    parts = [part.item() for part in _norms.power(tensors, order)]
+    return _norms.root(max(parts, default=0.0) if order == math.inf else sum(parts), order)
+
+
+def exact(tensors: list[Tensor], order: float) -> float:
+    """The norm in float64."""
+    flat = [tensor.detach().cpu().double().flatten() for tensor in tensors]
+    return torch.linalg.vector_norm(torch.cat(flat), order).item() if flat else 0.0
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_sizes_around_every_seam(order: float, dtype: torch.dtype, device: torch.device) -> None:
+    """Below, at and above the sizes at which tensors are joined and products are cut into blocks."""
+    if dtype is torch.float64 and device.type == "mps":
+        pytest.skip("mps has no float64")
+    torch.manual_seed(0)
+    sizes = [1, 7, _norms._SMALL - 1, _norms._SMALL, _norms._SMALL + 1, _norms._BLOCK + 3]
+    tensors = [torch.randn(size).to(device, dtype) for size in sizes]
+    for chosen in (tensors, tensors[:3], tensors[3:]):
+        # PyTorch's own norms add a million float32 powers in a row, which costs them three digits.
+        digits = 1e-5 if order in (2.0, math.inf) and dtype is not torch.bfloat16 else 2e-3
+        assert total(chosen, order) == pytest.approx(exact(chosen, order), rel=digits)
+
+
+def test_shapes_and_strides(device: torch.device) -> None:
+    """Scalars, matrices, transposed and strided views count each element once."""
+    torch.manual_seed(0)
+    base = torch.randn(40, 50, device=device)
+    tensors = [base.T, base[::3, ::7], base[0, 0], base[:, 4], torch.randn(200, 200, device=device).T]
+    assert total(tensors, 2.0) == pytest.approx(exact(tensors, 2.0), rel=1e-6)
+
+
+def test_many_small_tensors_beyond_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined in several pieces where one workspace does not hold them, the sum is the same."""
+    monkeypatch.setattr("lucid.amp._division.PIECE", 100)
+    tensors = [torch.full((30,), 2.0) for _ in range(50)]
+    assert total(tensors, 2.0) == pytest.approx(2.0 * math.sqrt(1500), rel=1e-6)
+
+
+def test_equal_elements_do_not_stagnate() -> None:
+    """2²⁵ + 5 times 1 has norm √(2²⁵ + 5): one float32 sum would stop at 2²⁴."""
+    assert total([torch.ones(2**25 + 5)], 2.0) == pytest.approx(math.sqrt(2**25 + 5), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("size", [3, _norms._SMALL + 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_whatever_is_not_finite_shows(
+    bad: float, order: float, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """One bad element among good tensors makes some part inf or NaN."""
+    tensor = torch.ones(size, dtype=dtype, device=device)
+    tensor[size // 2] = bad
+    parts = _norms.power([torch.ones(5, device=device), tensor, torch.ones(5, dtype=dtype, device=device)], order)
+    assert not all(math.isfinite(part.item()) for part in parts)
+
+
+def test_robust_survives_what_squares_do_not() -> None:
+    """‖(3e30, 4e30)‖ = 5e30 in float32, whose squares overflow; with p = 3 and in bfloat16 too."""
+    assert _norms.robust([torch.tensor([3e30]), torch.tensor([4e30])], 2.0) == pytest.approx(5e30, rel=1e-6)
+    cube = 1e30 * 2 ** (1 / 3)
+    assert _norms.robust([torch.full((2,), 1e30)], 3.0) == pytest.approx(cube, rel=1e-6)
+    assert _norms.robust([torch.full((4,), 2.0**100, dtype=torch.bfloat16)], 2.0) == pytest.approx(2.0**101)
+
+
+def test_nothing_has_no_parts() -> None:
+    """No tensors make no part, and no launch."""
+    assert _norms.power([], 2.0) == []
