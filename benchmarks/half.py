@@ -202,7 +202,8 @@ def main() -> None:
         for dtype in dtypes:
             row = measure(name, dtype, given.pairs)
             rows.append(row)
-            print("| {model} | {dtype} | {float32_ms:.1f} | {torch_autocast:.2f} | {lucid_autocast:.2f} |".format(**row))
+            times = "{float32_ms:.1f} | {torch_autocast:.2f} | {lucid_autocast:.2f}".format(**row)
+            print(f"| {row['model']} | {row['dtype']} | {times} |", flush=True)
     if given.json:
         print(json.dumps(rows))
 

@@ -69,6 +69,21 @@ class autocast(torch.autocast):
         ValueError: ``arithmetic`` is none of the three.
     """
 
+    def __new__(
+        cls,
+        device_type: str | torch.device = "metal",
+        dtype: torch.dtype | None = torch.float16,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        arithmetic: str = "auto",
+        flush_subnormals: bool = False,
+    ) -> Any:
+        """Make an instance; in a function that is being compiled, of the class that the compiler knows."""
+        if torch.compiler.is_compiling():
+            return torch.autocast(_device_type(device_type), dtype, enabled, cache_enabled)
+        return super().__new__(cls)
+
     def __init__(
         self,
         device_type: str | torch.device = "metal",
@@ -115,13 +130,13 @@ class autocast(torch.autocast):
             # The compiler takes an instance that it meets in a frame of its own for PyTorch's class.
             if type(self) is torch.autocast:
                 _torch.frame_skipper()()
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
             return self
         # What was in force before lives in a copy of its own: PyTorch keeps it on the instance, where
         # a second entry would overwrite it.
         scope = object.__new__(torch.autocast)
         scope.__dict__.update(self.__dict__)
-        scope.__enter__()
+        scope.__enter__()  # type: ignore[no-untyped-call]
         _entered.scopes.append((self, scope, self._enter_half()))
         return self
 
@@ -160,7 +175,7 @@ class autocast(torch.autocast):
         for is_kind, decorate in _DECORATORS:
             if is_kind(func):
                 return cast("_Function", functools.wraps(func)(decorate(self, func)))
-        return cast("_Function", super().__call__(func))
+        return cast("_Function", super().__call__(func))  # type: ignore[no-untyped-call]
 
 
 def _named(device_type: str | torch.device | None) -> str:

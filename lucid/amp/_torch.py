@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -226,7 +227,7 @@ def checkpoint() -> object:
     if top is not None:
         hooks = top(True)
         return hooks[0] if hooks and hooks[0].__module__ == _CHECKPOINT else None
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != _CHECKPOINT:
         frame = frame.f_back
     return frame

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lucid.amp._half._operands import Operands, are_plain
-from lucid.amp._half._wide import Replay, uncast
+from lucid.amp._half._wide import Replay, apply, uncast
 
 
 def attention(
@@ -42,7 +42,7 @@ def attention(
         call = functools.partial(_with_dropout, dropout_p, is_causal, scale)
     else:
         call = functools.partial(_attend, is_causal, scale, enable_gqa)
-    return Replay.apply(call, operands.half, None, *tensors)
+    return apply(Replay, call, operands.half, None, *tensors)
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -52,11 +52,10 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
 
 
 def _attend(is_causal: bool, scale: float | None, enable_gqa: bool, wide: Sequence[Tensor]) -> Tensor:
-    query, key, value, *mask = wide
-    keywords: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-    return functional.scaled_dot_product_attention(
-        query, key, value, *mask, is_causal=is_causal, scale=scale, **keywords
-    )
+    keywords: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
+    if enable_gqa:  # which an older PyTorch does not know
+        keywords["enable_gqa"] = True
+    return functional.scaled_dot_product_attention(*wide, **keywords)
 
 
 def _kept(query: Tensor, key: Tensor, dropout_p: float) -> Tensor:

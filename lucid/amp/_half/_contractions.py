@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lucid.amp._half._operands import Operands, are_plain, tensors_in
-from lucid.amp._half._wide import Replay
+from lucid.amp._half._wide import Replay, apply
 
 
 def contraction(operands: Operands, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -22,7 +22,7 @@ def contraction(operands: Operands, func: Any, *args: Any, **kwargs: Any) -> Any
     if not tensors or not are_plain(*tensors):
         return NotImplemented
     call = functools.partial(_run, func, args, kwargs)
-    return Replay.apply(call, operands.half, None, *(operands.cast(tensor) for tensor in tensors))
+    return apply(Replay, call, operands.half, None, *(operands.cast(tensor) for tensor in tensors))
 
 
 def uncast_contraction(operands: Operands, func: Any, *args: Any, **kwargs: Any) -> Any:

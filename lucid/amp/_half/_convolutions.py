@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lucid.amp._half._operands import Operands, are_plain
-from lucid.amp._half._wide import uncast
+from lucid.amp._half._wide import apply, uncast
 
 Sizes = int | Sequence[int]
 
@@ -75,7 +75,7 @@ def _convolve(
     cast = operands.cast
     batched = input.dim() == dims + 2
     half = cast(input) if batched else cast(input).unsqueeze(0)
-    output = Convolution.apply(half, cast(weight), operands.cast_optional(bias), *settings)
+    output = apply(Convolution, half, cast(weight), operands.cast_optional(bias), *settings)
     return output if batched else output.squeeze(0)
 
 

@@ -165,7 +165,7 @@ def enter(settings: Settings) -> None:
     """Put the settings in force in this thread."""
     thread.settings.append(settings)
     if len(thread.settings) == 1:
-        thread.mode.__enter__()
+        thread.mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def leave() -> None:
@@ -173,4 +173,4 @@ def leave() -> None:
     thread.settings.pop()
     if not thread.settings:
         thread.weights.clear()
-        thread.mode.__exit__(None, None, None)
+        thread.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -60,7 +60,7 @@ def _fastest(steps: Sequence[Callable[[], Tensor]]) -> list[float]:
     for run in range(_RUNS):
         for place, step in enumerate(steps):
             start = time.thread_time()
-            step().sum().backward()
+            step().sum().backward()  # type: ignore[no-untyped-call]
             fewest[place] = min(fewest[place], time.thread_time() - start)
         # The first run also makes what PyTorch keeps. A crowded machine gets no more than it needs.
         if run > 0 and time.perf_counter() > end:

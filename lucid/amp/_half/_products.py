@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lucid.amp._half._operands import Operands, are_plain
-from lucid.amp._half._wide import uncast
+from lucid.amp._half._wide import apply, uncast
 
 
 def _left(gradient: Tensor, right: Tensor, shape: torch.Size) -> Tensor:
@@ -130,7 +130,7 @@ def linear(operands: Operands, _: Any, input: Tensor, weight: Tensor, bias: Tens
     if not are_plain(input, weight, bias) or weight.dim() != 2 or input.dim() == 0:
         return NotImplemented
     cast = operands.cast
-    return Linear.apply(cast(input), cast(weight), operands.cast_optional(bias))
+    return apply(Linear, cast(input), cast(weight), operands.cast_optional(bias))
 
 
 def matmul(operands: Operands, _: Any, input: Tensor, other: Tensor) -> Any:
@@ -143,10 +143,10 @@ def matmul(operands: Operands, _: Any, input: Tensor, other: Tensor) -> Any:
     right = right.unsqueeze(1) if column else right
     if right.dim() == 2 and left.dim() > 2:
         # One tall matrix: the gradient of the right side is then one product, not one a batch.
-        product = Product.apply(_rows(left), right)
+        product = apply(Product, _rows(left), right)
         product = product.view(left.shape[:-1] + product.shape[-1:])
     else:
-        product = Product.apply(left, right)
+        product = apply(Product, left, right)
     product = product.squeeze(-1) if column else product
     return product.squeeze(-2 + column) if row else product
 
@@ -185,4 +185,4 @@ def add_product(
     if not are_plain(input, left, right) or left.dim() != dims or right.dim() != dims:
         return NotImplemented
     cast = operands.cast
-    return AddProduct.apply(operator, cast(input), cast(left), cast(right), beta, alpha)
+    return apply(AddProduct, operator, cast(input), cast(left), cast(right), beta, alpha)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lucid.amp._half._operands import Operands, are_plain
-from lucid.amp._half._wide import Replay
+from lucid.amp._half._wide import Replay, apply
 
 
 def recurrence(operands: Operands, func: Any, *args: Any) -> Any:
@@ -36,7 +36,7 @@ def recurrence(operands: Operands, func: Any, *args: Any) -> Any:
     half = [operands.cast(args[0]), *sizes, *state, *(operands.cast(weight) for weight in weights)]
     random = torch.get_rng_state() if rest[2] > 0 and rest[3] else None
     call = functools.partial(_run, func, place, place + len(state), rest)
-    return Replay.apply(call, state[0].dtype if keeps_state else operands.half, random, *half)
+    return apply(Replay, call, state[0].dtype if keeps_state else operands.half, random, *half)
 
 
 def _run(func: Any, state: int, weights: int, rest: tuple[Any, ...], wide: Sequence[Tensor]) -> Any:

@@ -36,6 +36,11 @@ class uncast:
             torch.set_autocast_enabled("cpu", True)
 
 
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Run an autograd function, which PyTorch leaves untyped."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
 class Replay(torch.autograd.Function):
     """Any operator: saves its half operands only, and runs it once more to differentiate it.
 
