@@ -219,7 +219,9 @@ def ranges(model: nn.Module, scaler: Any = None, *, unscaled: bool | None = None
     rows = [Row(name, "parameter", shape, scale or 1.0, measure.read()) for name, shape, measure in measures]
     watch = watch_of(_models.unwrapped(model))
     for one in watch.outputs.measured() if watch is not None else ():
-        rows.append(Row(one.name, "output", one.shape, one.scale, one.gradient.read(), one.largest.item()))
+        # The scale may have moved since that forward; to the nearest bit where not by powers of two.
+        spread = one.gradient.read().shifted(round(math.log2((scale or 1.0) / one.scale)))
+        rows.append(Row(one.name, "output", one.shape, scale or 1.0, spread, one.largest.item()))
     return Ranges(tuple(rows), scale, _recommended(rows), tuple(without), partial)
 
 

@@ -82,7 +82,7 @@ def _limits(rows: list[Row], moved: int) -> tuple[int, int]:
     bins = [exponent for row in rows for exponent in row.spread.bins]
     bins += [exponent + moved for exponent in bins]
     low, high = min(bins, default=LOWEST_BIT), max(bins, default=TOP_BIT)
-    return max(min(low, LOWEST_BIT) - 2, LOWEST_BIT - 60), max(high + 2, TOP_BIT + MARGIN)
+    return max(min(low, LOWEST_BIT - 1) - 3, LOWEST_BIT - 60), max(high + 2, TOP_BIT + MARGIN)
 
 
 def _panel(axes: Any, row: Row, moved: int, left: int, right: int) -> None:
@@ -101,9 +101,11 @@ def _panel(axes: Any, row: Row, moved: int, left: int, right: int) -> None:
     zero = row.fate().zero
     if zero:
         axes.bar([left], [zero], 2.0, align="edge", color="black", lw=0, zorder=2)
-        axes.text(0.03, 0.95, f"zero {percent(zero)} %", transform=axes.transAxes, fontsize=8, va="top", zorder=5)
+        axes.set_title(f"zero {percent(zero)} %", fontsize=8, loc="right")
     axes.set_xlim(left, right)
-    axes.set_title(row.name if row.what == "parameter" else f"{row.name or 'the model'} (output)", fontsize=9)
+    axes.set_title(
+        row.name if row.what == "parameter" else f"{row.name or 'the model'} (output)", fontsize=9, loc="left"
+    )
     axes.set_ylabel("%", fontsize=8)
     axes.tick_params(labelsize=8)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "cells", "findings", "page", "percent", "power", "table", "text"]
 
-TOLERABLE = 1.0
-"""Percent of the elements that are not zero which may be flushed before float16 is said not to suit them."""
+TOLERABLE, TOLERABLE_IN_ONE = 1.0, 10.0
+"""Percent of what is not zero that may be flushed, of all gradients and of one, where float16 is said to suit them."""
 
 SHOWN_SHIFTS = (-8, -4, 0, 4, 8)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -151,16 +151,16 @@ def _without_scaler(report: Ranges) -> Iterator[str]:
     )
     if report.recommended_scale is None:
         return
-    unscaled, best = _flushed(report.rows, 0), _flushed(report.rows, report.shift_to(report.recommended_scale))
-    if now.overflow == 0 and unscaled <= TOLERABLE:
+    shift = report.shift_to(report.recommended_scale)
+    best, worst = _flushed(report.rows, shift), max(report.rows, key=lambda row: row.flushed(shift))
+    if now.overflow == 0 and max(row.flushed() for row in report.rows) <= TOLERABLE:
         yield "float16 would work here for these gradients, even without scaling; a scaler only adds safety."
-    elif best <= TOLERABLE:
+    elif best <= TOLERABLE and worst.flushed(shift) <= TOLERABLE_IN_ONE:
         yield f"float16 would work here for these gradients, with a scale near {_scale(report.recommended_scale)}."
     else:
-        worst = max(report.rows, key=lambda row: row.flushed(report.shift_to(report.recommended_scale or 1.0)))
         yield (
             f"These gradients span more than float16 holds: even at the best scale, {percent(best)} % of what is not "
-            f'zero is flushed, most in "{worst.name}". bfloat16 would keep them.'
+            f'zero is flushed, most in "{worst.name}" ({percent(worst.flushed(shift))} %). bfloat16 would keep them.'
         )
 
 
@@ -192,7 +192,7 @@ def _recommendation(report: Ranges) -> Iterator[str]:
         yield _compared(shift)
     if not any(row.what == "output" for row in report.rows):
         yield (
-            "Gradients inside the backward may be larger and overflow earlier; "
+            "Gradients inside the backward may be larger, and smaller, than those of the parameters; "
             "watch(model, scaler, outputs=1) measures those at the modules' outputs as well."
         )
 

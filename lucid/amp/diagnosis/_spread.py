@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -114,6 +114,12 @@ class Spread:
             elif bit < SMALLEST_NORMAL_BIT:
                 subnormal += total
         return Fate(*(self.percent(count) for count in (self.zero, flush, subnormal, overflow)))
+
+    def shifted(self, bits: int) -> Spread:
+        """The spread of the tensor times 2**bits."""
+        bins = {exponent + bits: kinds for exponent, kinds in self.bins.items()}
+        largest, median = math.ldexp(self.largest, bits), math.ldexp(self.median, bits)
+        return replace(self, largest=largest, median=median, bins=bins)
 
     def percent(self, count: int) -> float:
         """``count`` in percent of all elements; 0 of an empty tensor."""

@@ -132,6 +132,8 @@ class Watch(Handle):
                 handle.remove()
             self._forwards.clear()
             self._groups.clear()
+            if watch_of(self.model) is self:
+                del _watches[self.model]
 
         super().__init__(undo)
 
