@@ -55,7 +55,8 @@ def _attend(is_causal: bool, scale: float | None, enable_gqa: bool, wide: Sequen
     keywords: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
     if enable_gqa:  # which an older PyTorch does not know
         keywords["enable_gqa"] = True
-    return functional.scaled_dot_product_attention(*wide, **keywords)
+    query, key, value, *mask = wide
+    return functional.scaled_dot_product_attention(query, key, value, mask[0] if mask else None, **keywords)
 
 
 def _kept(query: Tensor, key: Tensor, dropout_p: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lucid.amp._half._operands import Operands, are_plain
-from lucid.amp._half._wide import Replay, apply
+from lucid.amp._half._wide import Kept, Replay, apply
 
 
 def recurrence(operands: Operands, func: Any, *args: Any) -> Any:
@@ -34,8 +34,11 @@ def recurrence(operands: Operands, func: Any, *args: Any) -> Any:
         state = [operands.cast(tensor) for tensor in state]
     sizes = [args[1]] if packed else []
     half = [operands.cast(args[0]), *sizes, *state, *(operands.cast(weight) for weight in weights)]
-    random = torch.get_rng_state() if rest[2] > 0 and rest[3] else None
     call = functools.partial(_run, func, place, place + len(state), rest)
+    # PyTorch has no float16 LSTM on a processor whose memory this could exceed.
+    if func is torch.lstm and not packed and operands.half is torch.float16 and torch.is_grad_enabled():
+        return apply(Kept, call, operands.half, *half)
+    random = torch.get_rng_state() if rest[2] > 0 and rest[3] else None
     return apply(Replay, call, state[0].dtype if keeps_state else operands.half, random, *half)
 
 
