@@ -155,14 +155,12 @@ def test_a_default_dtype_changes_nothing() -> None:
     assert optimizer.steps == 1
 
 
-def test_freed_gradients_leave_no_trace() -> None:
-    """A gradient that is gone, and another one at its address, are two: each is divided."""
-    scaler, parameter = GradScaler(4.0), torch.nn.Parameter(torch.zeros(300_000))
-    addresses = set()
+def test_a_freed_gradient_leaves_no_trace_at_its_address() -> None:
+    """A gradient that is gone, and another one in the same memory, are two: each is divided."""
+    scaler, memory = GradScaler(4.0), torch.empty(3)
+    parameter = torch.nn.Parameter(torch.zeros(3))
     for _ in range(8):
-        parameter.grad = torch.full((300_000,), 8.0)
-        addresses.add(parameter.grad.data_ptr())
+        parameter.grad = memory.fill_(8.0).view(3)
         scaler.unscale_(Duck(parameter))
-        assert parameter.grad[0].item() == 2.0
+        assert parameter.grad.tolist() == [2.0] * 3
         parameter.grad = None
-    assert len(addresses) < 8, "no address was used again, so nothing was shown"
