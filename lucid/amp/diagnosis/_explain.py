@@ -152,7 +152,7 @@ def _from_record(record: Record) -> Explanation:
     update = skips[-1].update if skips else None
     silent: list[int] = []
     if update is not None and _models.ranks() > 1 and _models.rank() == 0:
-        told, silent = _ranks.heard(record.number, update)
+        told, silent = _ranks.heard(record.key, update)
         causes += [Cause.from_dict(each) for each in told]
     causes = sorted([*causes, *found], key=lambda cause: _PRIORITY.index(Kind(cause.kind)))
     plural = "" if record.updates == 1 else "s"
@@ -165,7 +165,7 @@ def _from_record(record: Record) -> Explanation:
 def tell(record: Record) -> None:
     """Leave this rank's causes of the latest skip for rank 0."""
     causes = [cause_of(skip, record.began(skip), _models.rank()) for skip in record.latest()]
-    _ranks.tell(record.number, record.latest()[-1].update, [cause.as_dict() for cause in causes])
+    _ranks.tell(record.key, record.latest()[-1].update, [cause.as_dict() for cause in causes])
 
 
 def _unheard(ranks: list[int]) -> Cause:

@@ -6,6 +6,7 @@ Knows PyTorch's wrappers for data parallelism and compilation. Refuses to run a 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ __all__ = [
     "rank",
     "ranks",
     "replay_refusal",
+    "signature",
     "unwrapped",
     "zero_gradients",
 ]
@@ -98,6 +100,12 @@ def _has_values(parameter: Tensor) -> bool:
 
 def _largest(parameter: Tensor) -> Tensor:
     return local_values(parameter).abs().amax().float()
+
+
+def signature(model: nn.Module) -> str:
+    """A short text that two processes have in common exactly if they hold models of the same names and class."""
+    text = "\n".join([type(model).__name__, *names(model).values()])
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def half_parameters(model: nn.Module) -> list[str]:

@@ -13,28 +13,36 @@ from typing import Any
 from lucid.amp import _torch
 from lucid.amp.diagnosis import _models
 
-__all__ = ["heard", "tell"]
+__all__ = ["begin", "heard", "tell"]
 
 PATIENCE = 2.0
 """Seconds that one rank waits for another which took part before, or which it hears for the first time."""
 
-_silent: set[tuple[int, int]] = set()
+_silent: set[tuple[str, int]] = set()
 
 
-def tell(number: int, update: int, causes: list[dict[str, Any]]) -> None:
+def begin(key: str) -> None:
+    """A training begins: whatever an earlier one of that key left is replaced, and every rank is waited for again."""
+    for waited in list(_silent):
+        if waited[0] == key:
+            _silent.discard(waited)
+    tell(key, -1, [])
+
+
+def tell(key: str, update: int, causes: list[dict[str, Any]]) -> None:
     """Leave this rank's causes for the others; what it left before is replaced.
 
     Args:
-        number: of the scaler, the same on all ranks.
+        key: what is trained, the same on all ranks.
         update: which one had the skip.
         causes: as plain values.
     """
     store = _torch.common_store()
     if store is not None:
-        store.set(_key(number, _models.rank()), json.dumps({"update": update, "causes": causes}))
+        store.set(_place(key, _models.rank()), json.dumps({"update": update, "causes": causes}))
 
 
-def heard(number: int, update: int) -> tuple[list[dict[str, Any]], list[int]]:
+def heard(key: str, update: int) -> tuple[list[dict[str, Any]], list[int]]:
     """The causes that the other ranks left for this update, and the ranks that left none.
 
     A rank that leaves none is waited for once, and never again until it does.
@@ -45,7 +53,7 @@ def heard(number: int, update: int) -> tuple[list[dict[str, Any]], list[int]]:
     for rank in range(_models.ranks()):
         if rank == _models.rank():
             continue
-        left = _wait(store, number, rank, update) if store is not None else None
+        left = _wait(store, key, rank, update) if store is not None else None
         if left is None:
             missing.append(rank)
         else:
@@ -53,22 +61,22 @@ def heard(number: int, update: int) -> tuple[list[dict[str, Any]], list[int]]:
     return causes, missing
 
 
-def _wait(store: Any, number: int, rank: int, update: int) -> list[dict[str, Any]] | None:
-    end = time.monotonic() + (0.0 if (number, rank) in _silent else PATIENCE)
+def _wait(store: Any, key: str, rank: int, update: int) -> list[dict[str, Any]] | None:
+    end = time.monotonic() + (0.0 if (key, rank) in _silent else PATIENCE)
     while True:
-        if store.check([_key(number, rank)]):
-            told = json.loads(store.get(_key(number, rank)))
+        if store.check([_place(key, rank)]):
+            told = json.loads(store.get(_place(key, rank)))
             if told["update"] == update:
-                _silent.discard((number, rank))
+                _silent.discard((key, rank))
                 causes: list[dict[str, Any]] = told["causes"]
                 return causes
             if told["update"] > update:
                 return None
         if time.monotonic() >= end:
-            _silent.add((number, rank))
+            _silent.add((key, rank))
             return None
         time.sleep(0.01)
 
 
-def _key(number: int, rank: int) -> str:
-    return f"lucid.amp.diagnosis/{number}/{rank}"
+def _place(key: str, rank: int) -> str:
+    return f"lucid.amp.diagnosis/{key}/{rank}"

@@ -6,7 +6,6 @@ them: a step that lands costs no host read. Refuses to know modules and why they
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections import deque
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from lucid.amp import _causes
 from lucid.amp._causes import Counts, NonFinite
+from lucid.amp.diagnosis import _models, _ranks
 from lucid.amp.diagnosis._events import Handle, Listener, SeenGradient, listen
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._taps import local_values
@@ -130,14 +130,12 @@ class Record(Listener):
     Attributes:
         skips: the latest skips, oldest first.
         updates: how many updates were heard.
-        number: which record of this process it is, from 0.
+        key: what is trained, the same on all ranks that train it.
         found: what watches that ended had found in their models.
     """
 
-    _made = itertools.count()
-
     def __init__(self) -> None:
-        self.number = next(Record._made)
+        self.key = ""
         self.skips: deque[Skip] = deque(maxlen=REMEMBERED)
         self.updates = 0
         self.found: list[Any] = []
@@ -151,6 +149,9 @@ class Record(Listener):
         """Listen to the scaler for a watch, until the handle is removed; once, however many watches there are."""
         # Held by the watches alone: a record that led to its scaler would keep it alive.
         ears = self._ears() or listen(scaler, self)
+        if not self.key:
+            self.key = _models.signature(watch.model)
+            _ranks.begin(self.key)
         self._ears = weakref.ref(ears)
         reference = weakref.ref(watch)
         self._watches.append(reference)
