@@ -58,7 +58,8 @@ def _verdict(run: Run, found: tuple[Finding, ...]) -> str:
     urgent = [finding for finding in found if finding.weight != "fine"]
     if not run.updates:
         return f"{found[0].title}." if found else "Nothing was recorded."
-    lost = f"{skips:,} of {run.updates:,} updates were skipped." if skips else f"All {run.updates:,} updates landed."
+    were = "was" if skips == 1 else "were"
+    lost = f"{skips:,} of {run.updates:,} updates {were} skipped." if skips else f"All {run.updates:,} updates landed."
     return f"{lost} {urgent[0].title}." if urgent else f"{lost} Nothing need be changed."
 
 

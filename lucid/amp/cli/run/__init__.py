@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 
-from lucid.amp.cli import report
+from lucid.amp.cli import Refusal, report
 from lucid.amp.cli.run._folder import Folder
 from lucid.amp.cli.run._log import Options
 from lucid.amp.cli.run._observer import Observer
@@ -60,16 +60,20 @@ def run(args: argparse.Namespace) -> int:
     options = Options(args.every, not args.no_watch, not args.no_replay, args.save_batch)
     observer = Observer(script, folder, options)
     process = os.getpid()
-    ending = "exit 0"
+    ending = ""
     try:
         with observer, _scaler_of(args.scaler):
             script.run()
+        ending = "exit 0"
+    except Refusal:
+        folder.withdraw()
+        raise
     except BaseException as error:
         ending = _ending(error)
         raise
     finally:
         # A child that the script forked comes here, too.
-        if os.getpid() == process:
+        if os.getpid() == process and ending:
             _tell(observer, ending)
     return 0
 

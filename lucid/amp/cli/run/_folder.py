@@ -14,6 +14,7 @@ Rank 1 of a job puts `.rank1` before the ending of what it writes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -61,6 +62,12 @@ class Folder:
         more = f"-{number + 1}" if number else ""
         rank = f".rank{self.rank}" if self.rank else ""
         return self.path / f"{stem}{more}{rank}{ending}"
+
+    def withdraw(self) -> None:
+        """Take back what was made for a script that did not start."""
+        self.file("run.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it held something before
+            self.path.rmdir()
 
     def write_run(self, facts: dict[str, Any]) -> None:
         """Write `run.json` in one go: there is always a whole one."""

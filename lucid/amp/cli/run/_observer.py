@@ -6,6 +6,7 @@ told at the end: it never reaches the script. Refuses to know how a report looks
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import time
@@ -21,6 +22,9 @@ from lucid.amp.cli.run._harmless import harmless
 from lucid.amp.cli.run._log import Options, PlainLog, ScalerLog
 from lucid.amp.cli.run._notice import Notice
 from lucid.amp.cli.run._script import Script
+
+TOO_LATE = ("OMP_", "MKL_", "KMP_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""How the names of variables begin that PyTorch reads while it is loaded, which was before the script."""
 
 AT_MOST = 32
 """So many models are watched."""
@@ -54,6 +58,7 @@ class Observer:
             "rank": folder.rank,
             "world": folder.world,
         }
+        self._variables = _variables()
         self._notice = Notice(self._scaler_made, self._model_called if options.watch else None)
 
     def __enter__(self) -> Observer:
@@ -74,6 +79,12 @@ class Observer:
         for log in self.scalers:
             log.close()
         self.plain.close()
+        changed = [name for name, value in _variables().items() if self._variables.get(name) != value]
+        if changed:
+            self.note(
+                f"The script set {', '.join(changed)}. PyTorch was loaded before, and reads such a variable only then: "
+                "set it outside of the script to have the same effect here."
+            )
         self.facts.update(ended=time.time(), ending=ending)
         self._write()
 
@@ -121,6 +132,10 @@ def _name_in_script(model: nn.Module) -> str | None:
     """What the script calls it, where that is a variable of the script itself."""
     names = vars(sys.modules["__main__"])
     return next((name for name, value in names.items() if value is model), None)
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(TOO_LATE)}
 
 
 def _device() -> str:

@@ -75,13 +75,11 @@ class Script:
             _set_path(os.getcwd())
             sys.argv = ["-m", *self.arguments]
             spec = _spec_of(self.target)
-            code, module = _code_of(spec), importlib.util.module_from_spec(spec)
-            module.__name__ = "__main__"
+            code, module = _code_of(spec), _main_of_spec(spec)
             file = spec.origin or self.target
-        elif (main := _main_inside(self.target)) is not None:
-            _set_path(self.target)
-            code, module, file = _code_of(main), importlib.util.module_from_spec(main), self.target
-            module.__name__ = "__main__"
+        elif (main := _main_inside(os.path.abspath(self.target))) is not None:
+            _set_path(os.path.abspath(self.target))
+            code, module, file = _code_of(main), _main_of_spec(main), self.target
         else:
             _set_path(os.path.dirname(os.path.realpath(self.target)))
             code, module, file = _compiled(self.target), _main_of_file(self.target), self.target
@@ -111,6 +109,12 @@ def _main_of_file(path: str) -> ModuleType:
         "__loader__": importlib.machinery.SourceFileLoader("__main__", path),
     }
     module.__dict__.update(names)
+    return module
+
+
+def _main_of_spec(spec: importlib.machinery.ModuleSpec) -> ModuleType:
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__.update(__name__="__main__", __builtins__=builtins)
     return module
 
 
