@@ -6,6 +6,7 @@ numbers, is ``diagnosis``'s to tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -87,10 +88,12 @@ def count(gradients: Sequence[Named]) -> Counts:
 def _launched(gradient: Named) -> tuple[Tensor, Tensor]:
     """How many elements are inf and how many NaN, and the largest finite magnitude, on the gradient's device."""
     tensor = gradient.tensor
-    counts = torch.stack([tensor.isinf().sum(), tensor.isnan().sum()])
+    # Without isinf and abs, which would take the gradient's size once more.
+    counts = torch.stack([(tensor == math.inf).sum() + (tensor == -math.inf).sum(), (tensor != tensor).sum()])
     if not tensor.numel():
         return counts, tensor.new_zeros((), dtype=torch.float32)
-    largest = torch.where(tensor.isfinite(), tensor, 0).abs().amax().float()
+    lowest, highest = tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).aminmax()
+    largest = torch.maximum(-lowest, highest).float()
     scale = getattr(gradient, "scale", None)
     return counts, largest if scale is None else largest / scale.reshape(())
 
