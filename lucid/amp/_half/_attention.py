@@ -21,7 +21,7 @@ from lucid.amp._half._wide import Replay, apply, uncast
 
 def attention(
     operands: Operands,
-    _: Any,
+    func: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -41,7 +41,7 @@ def attention(
         tensors.append(_kept(query, key, dropout_p))
         call = functools.partial(_with_dropout, dropout_p, is_causal, scale)
     else:
-        call = functools.partial(_attend, is_causal, scale, enable_gqa)
+        call = functools.partial(_attend, func, is_causal, scale, enable_gqa)
     return apply(Replay, call, operands.half, None, *tensors)
 
 
@@ -51,12 +51,12 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
     return mask is None or are_plain(mask) or (type(mask) is Tensor and mask.dtype is torch.bool)
 
 
-def _attend(is_causal: bool, scale: float | None, enable_gqa: bool, wide: Sequence[Tensor]) -> Tensor:
+def _attend(func: Any, is_causal: bool, scale: float | None, enable_gqa: bool, wide: Sequence[Tensor]) -> Any:
     keywords: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
     if enable_gqa:  # which an older PyTorch does not know
         keywords["enable_gqa"] = True
     query, key, value, *mask = wide
-    return functional.scaled_dot_product_attention(query, key, value, mask[0] if mask else None, **keywords)
+    return func(query, key, value, mask[0] if mask else None, **keywords)
 
 
 def _kept(query: Tensor, key: Tensor, dropout_p: float) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lucid.amp._half._operands import Operands, are_plain
 from lucid.amp._half._wide import apply, uncast
@@ -55,17 +56,15 @@ def _each(value: Sizes, dims: int) -> list[int]:
     return sizes * dims if len(sizes) == 1 else sizes
 
 
-def _padding(padding: Sizes | str, weight: Tensor, stride: list[int], dilation: list[int]) -> list[int] | None:
-    """The padding in numbers; ``None`` where it is not the same on both sides or not allowed."""
+def _padding(padding: Sizes | str, weight: Tensor, dilation: list[int]) -> tuple[list[int], list[int]]:
+    """The zeros before and after each dimension."""
     dims = len(dilation)
     if not isinstance(padding, str):
-        return _each(padding, dims)
+        return (_each(padding, dims),) * 2
     if padding == "valid":
-        return [0] * dims
+        return ([0] * dims,) * 2
     total = [d * (kernel - 1) for d, kernel in zip(dilation, weight.shape[2:], strict=True)]
-    if padding != "same" or any(size % 2 for size in total) or any(size != 1 for size in stride):
-        return None
-    return [size // 2 for size in total]
+    return [size // 2 for size in total], [size - size // 2 for size in total]
 
 
 def _convolve(
@@ -105,10 +104,14 @@ def convolution(
     if not _fits(dims, input, weight, bias):
         return NotImplemented
     strides, dilations = _each(stride, dims), _each(dilation, dims)
-    paddings = _padding(padding, weight, strides, dilations)
-    if paddings is None:
+    if isinstance(padding, str) and (padding not in ("same", "valid") or (padding == "same" and set(strides) != {1})):
         return NotImplemented
-    settings = (strides, paddings, dilations, False, [0] * dims, groups)
+    before, after = _padding(padding, weight, dilations)
+    if before != after:
+        # Only a padded copy of the input has more zeros on one side.
+        uneven = [size for pair in zip(before[::-1], after[::-1], strict=True) for size in pair]
+        input, before = functional.pad(input, uneven), [0] * dims
+    settings = (strides, before, dilations, False, [0] * dims, groups)
     return _convolve(operands, dims, input, weight, bias, *settings)
 
 
