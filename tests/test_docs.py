@@ -63,13 +63,11 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 MARKED = [block for block in PYTHON if block.needs]
 
 
-def run(blocks: list[Block], module: ModuleType) -> None:
+def check_blocks(blocks: list[Block], module: ModuleType) -> None:
     """Run blocks one after the other in one module, so that a page reads as one program."""
     for block in blocks:
         if block.code.lstrip().startswith(">>>"):
-            test = doctest.DocTestParser().get_doctest(
-                block.code, vars(module), block.page, block.page, block.line - 1
-            )
+            test = doctest.DocTestParser().get_doctest(block.code, vars(module), block.page, block.page, block.line - 1)
             assert failures_of([test]) == ""
         else:
             # The blank lines make a traceback show the page's own line.
@@ -90,7 +88,7 @@ def page_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 @pytest.mark.parametrize("page", sorted({block.page for block in PYTHON if not block.needs}))
 def test_a_page_runs(page: str, page_module: ModuleType) -> None:
     """The Python blocks of a page run in order, each seeing what those above it defined."""
-    run([block for block in PYTHON if block.page == page and not block.needs], page_module)
+    check_blocks([block for block in PYTHON if block.page == page and not block.needs], page_module)
 
 
 @pytest.mark.parametrize("block", MARKED, ids=lambda block: f"{block.page}:{block.line}")
@@ -115,9 +113,7 @@ def test_every_block_says_what_language_it_is() -> None:
 def test_blocks_are_found_with_their_line_and_need() -> None:
     """The reader of pages sees language, first line, indentation and mark."""
     text = (
-        "# T\n\n```python\na = 1\n```\n\n"
-        "<!-- needs: cuda -->\n```python\nb = 2\n```\n"
-        "1. x\n   ```text\n   c\n   ```\n"
+        "# T\n\n```python\na = 1\n```\n\n<!-- needs: cuda -->\n```python\nb = 2\n```\n1. x\n   ```text\n   c\n   ```\n"
     )
     assert list(blocks_of(text, "p.md")) == [
         Block("p.md", 4, "python", "a = 1\n", None),
@@ -130,7 +126,7 @@ def test_a_block_that_fails_is_noticed_at_its_line(page_module: ModuleType) -> N
     """A broken example fails the page and shows the line of the page."""
     blocks = list(blocks_of("```python\na = 1\n```\n```python\nassert a == 2\n```\n", "p.md"))
     with pytest.raises(AssertionError) as failure:
-        run(blocks, page_module)
+        check_blocks(blocks, page_module)
     assert failure.traceback[-1].lineno + 1 == 5
 
 
@@ -154,9 +150,7 @@ def anchors_of(text: str) -> set[str]:
 def links_of(text: str) -> list[str]:
     """Where a page's links and pictures lead, but for those that leave the repository."""
     prose = re.sub(r"`[^`\n]*`", "", outside_fences(text))
-    targets = re.findall(r"\]\(\s*<?([^)\s>]+)", prose) + re.findall(
-        r"^\[[^\]]+\]:\s*(\S+)", prose, re.MULTILINE
-    )
+    targets = re.findall(r"\]\(\s*<?([^)\s>]+)", prose) + re.findall(r"^\[[^\]]+\]:\s*(\S+)", prose, re.MULTILINE)
     targets += re.findall(r"""(?:src|href)=["']([^"']+)["']""", prose)
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
