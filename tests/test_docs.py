@@ -98,10 +98,8 @@ def test_a_marked_block_is_python_and_runs_where_it_can(block: Block, page_modul
     compile(block.code, block.page, "exec")
     if not NEEDS[block.needs]():
         pytest.skip(f"needs {block.needs}")
-    run(
-        [block for block in PYTHON if block.page == block.page and block.needs in (None, block.needs)],
-        page_module,
-    )
+    page = [part for part in PYTHON if part.page == block.page and part.needs in (None, block.needs)]
+    check_blocks(page, page_module)
 
 
 def test_every_block_says_what_language_it_is() -> None:
