@@ -133,7 +133,7 @@ def test_edges(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")])
 def test_what_is_not_finite_is_as_in_float32(odd: float) -> None:
-    """inf and NaN come out where the same float32 computation has them."""
+    """What is inf or NaN comes out where the same float32 computation has them."""
     query, key, value = qkv(torch.float16)
     value[0, 0, 0, 0] = odd
     wide = attention(query.float(), key.float(), value.float()).half()

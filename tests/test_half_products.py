@@ -145,7 +145,7 @@ def test_dtypes_shapes_and_requires_grad_are_pytorchs(name: str, given: Any, hal
 @pytest.mark.parametrize("operation", [functional.linear, lambda a, b: a @ b.t(), lambda a, b: torch.mm(a, b.t())])
 @pytest.mark.parametrize("odd", [float("inf"), -float("inf"), float("nan"), 6e4])
 def test_what_is_not_finite_is_as_in_float32(operation: Operation, odd: float, half: torch.dtype) -> None:
-    """inf, NaN and what exceeds half's range come out as the same float32 computation rounded once."""
+    """Infinities, NaN and what exceeds half's range come out as the same float32 computation rounded once."""
     a, b = operands_of(((4, 8), (6, 8)), half)
     a[1, 2], b[3, 2] = odd, 3.0
     gradient = torch.ones(4, 6, dtype=half)
