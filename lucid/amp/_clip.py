@@ -200,14 +200,14 @@ def _scale_down_(tensors: list[Tensor], factor: float) -> None:
             _torch.multiply_(bucket, number)
         else:
             for group in _division.pieces(bucket):
-                _torch.copy_(group, [piece.to(number.dtype) * number for piece in group])
+                _torch.copy_(group, [piece.to(number.dtype).mul_(number) for piece in group])
 
 
 def _tensor(norm: float, tensors: list[Tensor]) -> Tensor:
     """Return the norm as PyTorch does: on the first tensor's device, in the widest dtype."""
     if not tensors:
         return torch.tensor(norm)
-    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
     return torch.full((), norm, dtype=dtype, device=tensors[0].device)
 
 

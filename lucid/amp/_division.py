@@ -78,7 +78,8 @@ class Flags:
         if flag is None:
             flag = self._zeros.pop(device, None)
             if flag is None:
-                flag = torch.zeros((), dtype=torch.float32, device=device)
+                with torch.inference_mode(False):  # as above: it may be lent outside
+                    flag = torch.zeros((), dtype=torch.float32, device=device)
             verdict[device] = flag
         return flag
 
@@ -147,16 +148,19 @@ class Divisor:
         for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
             divisor = self.tensors.on(device, DIVIDES_IN[dtype])
             for group in pieces(bucket):
-                self._check([piece.to(divisor.dtype) / divisor for piece in group], self._flags.of(verdict, device))
+                self._check(_quotients(group, divisor), self._flags.of(verdict, device))
         return list(verdict.values())
 
     def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor) -> None:
         divisor = self.tensors.on(bucket[0].device, dtype)
         for group in pieces(bucket):
-            quotients = [piece.to(dtype) for piece in group]
-            _torch.divide_(quotients, divisor)
-            self._check(quotients, overflow)
-            _torch.copy_(group, quotients)
+            self._divide_group_rounding(group, divisor, overflow)
+
+    def _divide_group_rounding(self, group: list[Tensor], divisor: Tensor, overflow: Tensor) -> None:
+        # A function of its own, so that one group's workspace is free before the next one's is taken.
+        quotients = _quotients(group, divisor)
+        self._check(quotients, overflow)
+        _torch.copy_(group, quotients)
 
     def _check(self, bucket: list[Tensor], overflow: Tensor) -> None:
         """Raise ``overflow`` above zero if an element of the bucket is not finite."""
@@ -166,6 +170,13 @@ class Divisor:
         else:
             largest = torch.stack(list(_torch.norms(bucket, math.inf)))
             overflow.add_(largest.isfinite().logical_not().any())
+
+
+def _quotients(group: list[Tensor], divisor: Tensor) -> list[Tensor]:
+    """Return the quotients in the divisor's dtype, as new tensors."""
+    quotients = [piece.to(divisor.dtype, copy=True) for piece in group]
+    _torch.divide_(quotients, divisor)
+    return quotients
 
 
 def _multiplies_exactly(scale: float) -> bool:
@@ -183,7 +194,7 @@ def numbers(tensors: list[Tensor]) -> list[float]:
     if len(tensors) < 2:
         return [float(tensor.item()) for tensor in tensors]
     device = next((tensor.device for tensor in tensors if not tensor.is_cpu), tensors[0].device)
-    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
     values: list[float] = torch.stack([tensor.to(device, dtype) for tensor in tensors]).tolist()
     return values
 

@@ -69,9 +69,14 @@ def robust(tensors: Sequence[Tensor], order: float) -> float:
     total = 0.0
     for _, dtype, bucket in _torch.by_device_and_dtype(list(tensors)):
         for group in pieces(bucket):
-            shrunk = [piece.to(DIVIDES_IN[dtype]) / largest for piece in group]
-            total += sum(float(part) for part in power(shrunk, order))
+            total += _shrunk_power(group, DIVIDES_IN[dtype], largest, order)
     return largest * root(total, order)
+
+
+def _shrunk_power(group: list[Tensor], dtype: torch.dtype, largest: float, order: float) -> float:
+    # A function of its own, so that one group's workspace is free before the next one's is taken.
+    shrunk = [piece.to(dtype, copy=True).div_(largest) for piece in group]
+    return sum(float(part) for part in power(shrunk, order))
 
 
 def _squares(bucket: list[Tensor]) -> Iterator[Tensor]:

@@ -1,0 +1,127 @@
+"""The scaler under ``torch.compile`` and in CUDA graphs: the scale moves, the graph stays."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.nn import Linear, Parameter
+
+from lucid.amp import GradScaler, autocast
+
+
+@pytest.fixture
+def counter() -> CompileCounter:
+    """A compiler's back end that counts its graphs, with nothing compiled before."""
+    torch.compiler.reset()
+    return CompileCounter()
+
+
+def test_forward_and_scale_are_one_graph_that_follows_the_scale(counter: CompileCounter) -> None:
+    """No graph break, and no second graph while the scale moves, from the very first call on."""
+    model, scaler = Linear(3, 1), GradScaler(4.0)
+    compiled = torch.compile(lambda x: scaler.scale(model(x).sum()), fullgraph=True, backend=counter)
+    x = torch.randn(4, 3)
+    for scale in (4.0, 8.0, 3.0, 0.5):
+        torch.testing.assert_close(compiled(x), model(x).sum() * scaler.get_scale())
+        scaler.update(2 * scale if scale == 4.0 else {8.0: 3.0, 3.0: 0.5}.get(scale))
+    assert counter.frame_count == 1
+
+
+def test_the_gradients_of_a_compiled_step_are_scaled(counter: CompileCounter) -> None:
+    """Backward through the compiled loss gives gradients that unscale to the plain ones, at each scale."""
+    model, scaler = Linear(3, 1), GradScaler(4.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    compiled = torch.compile(lambda x: scaler.scale(model(x).sum()), fullgraph=True, backend=counter)
+    x = torch.randn(4, 3)
+    for scale in (4.0, 1024.0, 2.0**-8):
+        scaler.update(scale)
+        optimizer.zero_grad()
+        compiled(x).backward()
+        scaler.unscale_(optimizer)
+        torch.testing.assert_close(model.weight.grad, x.sum(0, keepdim=True))
+        scaler.step(optimizer)
+        scaler.update()
+    assert counter.frame_count == 1
+
+
+def test_under_autocast_and_over_a_structure(counter: CompileCounter) -> None:
+    """The scope and a dict of losses are traced whole, a half loss scaled in float32."""
+    model, scaler = Linear(3, 2), GradScaler(65536.0)
+
+    def step(x: Tensor) -> dict[str, Tensor]:
+        with autocast("cpu", dtype=torch.bfloat16, arithmetic="native"):
+            out = model(x)
+        return scaler.scale({"mean": out.float().mean(), "half": out.sum().half()})
+
+    scaled = torch.compile(step, fullgraph=True, backend=counter)(torch.randn(4, 3))
+    assert {key: value.dtype for key, value in scaled.items()} == {"mean": torch.float32, "half": torch.float32}
+    assert counter.frame_count == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "trace_autograd_ops"), reason="this torch cannot trace backward()"
+)
+def test_backward_is_traced_too(counter: CompileCounter) -> None:
+    """With trace_autograd_ops one graph holds forward, scale and backward, and follows the scale."""
+    model, scaler = Linear(3, 1), GradScaler(4.0)
+
+    def step(x: Tensor) -> Tensor:
+        loss = scaler.scale(model(x).sum())
+        loss.backward()
+        return loss.detach()
+
+    x = torch.randn(4, 3)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled = torch.compile(step, fullgraph=True, backend=counter)
+        for scale in (4.0, 8.0, 16.0):
+            scaler.update(scale)
+            model.zero_grad()
+            compiled(x)
+            torch.testing.assert_close(model.weight.grad, x.sum(0, keepdim=True) * scale)
+    assert counter.frame_count == 1
+
+
+def test_two_scalers_through_one_function_keep_their_scales(counter: CompileCounter) -> None:
+    """A graph made for one scaler is not used for another with its scale."""
+    compiled = torch.compile(lambda scaler, x: scaler.scale(x.sum()), fullgraph=True, backend=counter)
+    x = torch.ones(3)
+    first, second = GradScaler(4.0), GradScaler(8.0)
+    assert [compiled(scaler, x).item() for scaler in (first, second, first, GradScaler(16.0))] == [12, 24, 12, 48]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: its graphs")
+def test_a_captured_backward_follows_the_scale() -> None:
+    """scale and backward captured once and replayed while the scale moves: each gradient is the scale."""
+    parameter, scaler = Parameter(torch.ones(3, device="cuda")), GradScaler(4.0)
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        scaler.scale(parameter.sum()).backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        scaler.scale(parameter.sum()).backward()
+    for scale in (4.0, 8.0, 0.5):
+        scaler.update(scale)
+        graph.replay()
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [scale] * 3
+        scaler.step(optimizer)
+        assert parameter.grad.tolist() == [1.0] * 3
+        scaler.update()
+        parameter.grad.zero_()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: its graphs")
+def test_a_first_use_inside_a_capture_is_refused() -> None:
+    """The message says to call scale once before; after that the capture works."""
+    x, scaler = torch.ones(3, device="cuda"), GradScaler(4.0)
+    with pytest.raises(RuntimeError, match="once"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        scaler.scale(x)
+    scaler.scale(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        scaled = scaler.scale(x)
+    graph.replay()
+    assert scaled.tolist() == [4.0] * 3
