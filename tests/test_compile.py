@@ -91,7 +91,7 @@ def test_two_scalers_through_one_function_keep_their_scales(counter: CompileCoun
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: its graphs")
 def test_a_captured_backward_follows_the_scale() -> None:
-    """scale and backward captured once and replayed while the scale moves: each gradient is the scale."""
+    """Scaling and backward are captured once and replayed while the scale moves: each gradient is the scale."""
     parameter, scaler = Parameter(torch.ones(3, device="cuda")), GradScaler(4.0)
     optimizer = torch.optim.SGD([parameter], lr=0.0)
     stream = torch.cuda.Stream()

@@ -77,6 +77,8 @@ def _mapping(outputs: Mapping[Any, Any], multiply: Multiply, path: str) -> Any:
     if not isinstance(outputs, dict):
         # A copy might share the dict inside, and the user's own tensors would be replaced.
         return type(outputs)(items)  # type: ignore[call-arg]
+    if type(outputs) is dict:
+        return items
     # A copy keeps what a plain call would lose: a default factory, a dataclass behind the mapping.
     result: Any = copy.copy(outputs)
     for key, value in items.items():
