@@ -20,7 +20,10 @@ def test_names_are_those_of_the_model_without_wrappers() -> None:
 def test_all_wrappers_are_taken_off() -> None:
     """Compiled around parallel around compiled is the module itself."""
     model = nn.Linear(1, 1)
-    assert _models.unwrapped(torch.compile(nn.DataParallel(torch.compile(model, backend="eager")), backend="eager")) is model
+    assert (
+        _models.unwrapped(torch.compile(nn.DataParallel(torch.compile(model, backend="eager")), backend="eager"))
+        is model
+    )
     assert _models.unwrapped(model) is model
 
 

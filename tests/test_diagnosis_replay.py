@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lucid.amp.diagnosis._replay import Extent, Replay, extent_of, fingerprint, replay
+from lucid.amp.diagnosis._extents import Extent, extent_of
+from lucid.amp.diagnosis._replay import Replay, fingerprint, replay
 from lucid.amp.diagnosis._snapshot import Surroundings
 
 

@@ -130,6 +130,7 @@ def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
             handles.append(observe(heard[event]))
 
     def hook(scaler: Any, update: ScaleUpdate) -> None:
+        """Tell both events of an update."""
         for event, fact in (("ended", update.index), ("updated", update)):
             if event in heard:
                 heard[event](scaler, fact)
@@ -140,6 +141,7 @@ def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
         handles.append(scaler.register_update_hook(hook))
 
     def undo() -> None:
+        """Unfasten all."""
         for handle in handles:
             handle.remove()
 

@@ -15,7 +15,8 @@ import torch
 from lucid.amp._causes import NonFinite
 from lucid.amp.diagnosis import _models, _ranks
 from lucid.amp.diagnosis._kinds import Kind
-from lucid.amp.diagnosis._record import Record, Skip, record_of
+from lucid.amp.diagnosis._record import Record, record_of
+from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._words import Cause, cause_of, number
 
 __all__ = ["Explanation", "explain"]

@@ -78,6 +78,7 @@ class Outputs:
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            """Attend to the first tensor that will have a gradient."""
             for tensor in tensors_in(output):
                 if tensor.requires_grad and tensor.is_floating_point() and tensor.numel():
                     # A module that hands on what its last submodule put out has no output of its own.
@@ -94,6 +95,7 @@ class Outputs:
         self._last = weakref.ref(output)
 
         def measure(gradient: Tensor) -> None:
+            """Measure, and leave the gradient as it is."""
             # The first to come belongs to the last call.
             if name not in self._measures:
                 self._measures[name] = Measured(name, tuple(gradient.shape), largest, Measure(gradient), self._scale())

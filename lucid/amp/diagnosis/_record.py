@@ -6,122 +6,30 @@ them: a step that lands costs no host read. Refuses to know modules and why they
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lucid.amp import _causes
-from lucid.amp._causes import Counts, NonFinite
+from lucid.amp._causes import Counts
 from lucid.amp.diagnosis import _models, _ranks
 from lucid.amp.diagnosis._events import Handle, Listener, SeenGradient, listen
 from lucid.amp.diagnosis._kinds import Kind
+from lucid.amp.diagnosis._skips import Pass, Skip
 from lucid.amp.diagnosis._taps import local_values
 from lucid.amp.diagnosis._trees import tensors_in
 
 if TYPE_CHECKING:
-    from lucid.amp.diagnosis._trace import Trace
     from lucid.amp.diagnosis._watch import Watch
 
-__all__ = ["Pass", "Record", "Skip", "keep_record", "record_of"]
+__all__ = ["Record", "keep_record", "record_of"]
 
 REMEMBERED = 100
 """So many skips are kept."""
-
-
-@dataclass
-class Pass:
-    """One ``scale`` and the backward that follows it.
-
-    Attributes:
-        losses: the largest magnitude of each tensor that was scaled, zero-dimensional, on its device.
-        before: for parameters by their ids, sums over the gradients that they had before this backward; none
-            where those are known to be finite.
-        half: whether a loss was float16.
-        largest: the largest magnitude of the losses, once it was read.
-    """
-
-    losses: list[Tensor]
-    before: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    half: bool = False
-    largest: float | None = None
-
-    def loss(self) -> float:
-        """The largest magnitude that was scaled: inf or NaN where one was not finite. Reads it at first."""
-        if self.largest is None:
-            self.largest = _largest(loss.item() for loss in self.losses)
-            self.losses = []
-        return self.largest
-
-    def was_finite_before(self, parameters: set[int]) -> bool:
-        """Whether the gradients that these had before this backward were finite. Reads it."""
-        for ids, sums in self.before:
-            for one, total in zip(ids, sums.tolist(), strict=True):
-                if one in parameters and not math.isfinite(total):
-                    return False
-        return True
-
-
-@dataclass
-class Skip:
-    """One skipped step.
-
-    Attributes:
-        update: the number of the update that ended its iteration, from 0.
-        scale: the scale that was in force.
-        optimizer: the name of the optimizer's class.
-        parameters: the ids of its parameters.
-        counts: the gradients that were not finite.
-        passes: what was scaled since the last update.
-        watched: whether a model with any of its parameters was watched.
-        trace: what replaying the forward told, where it was run again.
-        order: the names of the modules in forward order, where a watch knows them.
-        notes: what a reader must know besides.
-    """
-
-    update: int
-    scale: float
-    optimizer: str
-    parameters: set[int]
-    counts: Counts
-    passes: list[Pass] = field(default_factory=list)
-    watched: bool = False
-    trace: Trace | None = None
-    order: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    _verdict: tuple[Kind, int] | None = None
-
-    def gradients(self) -> tuple[NonFinite, ...]:
-        """The gradients that were not finite, in the optimizer's order. Reads them at first."""
-        return self.counts.read()
-
-    def verdict(self) -> tuple[Kind, int]:
-        """The kind, and which pass it happened in (from 0). Reads what it needs at first."""
-        if self._verdict is None:
-            self._verdict = self._judge()
-        return self._verdict
-
-    def _judge(self) -> tuple[Kind, int]:
-        if not self.passes:
-            return Kind.UNKNOWN, 0
-        last = len(self.passes) - 1
-        broken = (n for n, one in enumerate(self.passes) if not one.was_finite_before(self.parameters))
-        # What was bad before a backward went bad in the one before it, or, for the first, in the last iteration.
-        culprit = next(broken, last + 1) - 1
-        if culprit < 0:
-            return Kind.STALE, 0
-        # Where nobody looks at these gradients, any loss may be to blame.
-        for number in (culprit,) if self.watched else range(last + 1):
-            if not math.isfinite(self.passes[number].loss()):
-                return Kind.LOSS, number
-        if not self.gradients():
-            return Kind.RANK, last
-        return (Kind.EARLIER if culprit < last else Kind.BACKWARD), culprit
 
 
 class Record(Listener):
@@ -157,6 +65,7 @@ class Record(Listener):
         self._watches.append(reference)
 
         def leave() -> None:
+            """Stop listening with the last watch."""
             self._watches.remove(reference)
             if not self.watches():
                 ears.remove()
@@ -253,12 +162,6 @@ def _magnitude(tensor: Tensor) -> Tensor:
     if tensor.numel() == 1:
         return tensor.clone()
     return tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
-
-
-def _largest(numbers: Iterable[complex]) -> float:
-    """The largest magnitude; NaN if one is NaN, which Python's ``max`` would lose."""
-    magnitudes = [abs(number) for number in numbers]
-    return math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes, default=0.0)
 
 
 def _nothing() -> None:

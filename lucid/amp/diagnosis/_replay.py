@@ -10,60 +10,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lucid.amp.diagnosis._extents import Extent, extent_of
 from lucid.amp.diagnosis._models import module_names
 from lucid.amp.diagnosis._snapshot import Surroundings, unchanged
 from lucid.amp.diagnosis._trees import tensors_in, with_tensors
 
-__all__ = ["Extent", "Origin", "Replay", "extent_of", "replay"]
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The values of some tensors in short.
-
-    Attributes:
-        elements: how many there are.
-        zero: how many are zero.
-        inf: how many are +inf or -inf.
-        nan: how many are NaN.
-        largest: the largest finite magnitude; 0 where there is none.
-        masking: no element is +inf or NaN; what is not finite is -inf, as in an attention mask.
-    """
-
-    elements: int = 0
-    zero: int = 0
-    inf: int = 0
-    nan: int = 0
-    largest: float = 0.0
-    masking: bool = True
-
-    def joined(self, other: Extent) -> Extent:
-        """The extent of both together."""
-        return Extent(
-            self.elements + other.elements,
-            self.zero + other.zero,
-            self.inf + other.inf,
-            self.nan + other.nan,
-            max(self.largest, other.largest),
-            (self.finite or self.masking) and (other.finite or other.masking),
-        )
-
-    @property
-    def finite(self) -> bool:
-        """Whether every element is."""
-        return not (self.inf or self.nan)
-
-    @property
-    def broken(self) -> bool:
-        """Whether an element is not finite that cannot be meant so."""
-        return not self.finite and not self.masking
+__all__ = ["Origin", "Replay", "fingerprint", "replay"]
 
 
 @dataclass(frozen=True)
@@ -154,22 +113,6 @@ def fingerprint(output: Any, at_most: int = 4) -> list[Tensor]:
     """A number for each of the first floating-point tensors, by which two runs are compared; nothing is read."""
     floating = (tensor.detach() for tensor in tensors_in(output) if tensor.is_floating_point())
     return [tensor.sum(dtype=torch.float32) for tensor in itertools.islice(floating, at_most)]
-
-
-def extent_of(tensors: Iterable[Tensor]) -> Extent:
-    """The extent of the floating-point tensors among these; it waits for their device."""
-    found = Extent()
-    for tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
-            found = found.joined(_extent(tensor.detach()))
-    return found
-
-
-def _extent(tensor: Tensor) -> Extent:
-    largest = torch.where(torch.isfinite(tensor), tensor, 0).abs().max()
-    counts = ((tensor == 0).sum(), torch.isinf(tensor).sum(), torch.isnan(tensor).sum(), torch.isneginf(tensor).sum())
-    zero, inf, nan, negative = torch.stack(counts).tolist()
-    return Extent(tensor.numel(), zero, inf, nan, largest.item(), inf == negative and not nan)
 
 
 @dataclass

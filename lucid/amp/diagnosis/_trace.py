@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lucid.amp import _torch
 from lucid.amp.diagnosis import _models
 from lucid.amp.diagnosis._kinds import Kind
-from lucid.amp.diagnosis._record import Skip
 from lucid.amp.diagnosis._replay import Replay, replay
+from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._snapshot import Surroundings
 from lucid.amp.diagnosis._trees import tensors_in
 

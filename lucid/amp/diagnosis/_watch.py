@@ -23,8 +23,9 @@ from lucid.amp.diagnosis import _models, _words
 from lucid.amp.diagnosis._events import Handle
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._outputs import Outputs
-from lucid.amp.diagnosis._record import Record, Skip, keep_record, record_of
+from lucid.amp.diagnosis._record import Record, keep_record, record_of
 from lucid.amp.diagnosis._replay import fingerprint
+from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._snapshot import Surroundings
 from lucid.amp.diagnosis._trace import Forward, Tracer
 from lucid.amp.diagnosis._trees import tensors_in, with_tensors
@@ -127,6 +128,7 @@ class Watch(Handle):
         _watches[self.model] = weakref.ref(self)
 
         def undo() -> None:
+            """Keep what was found, and let go of everything else."""
             self.record.found = self.findings()
             for handle in handles:
                 handle.remove()

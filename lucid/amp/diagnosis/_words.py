@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lucid.amp._causes import NonFinite
+from lucid.amp.diagnosis._extents import Extent
 from lucid.amp.diagnosis._kinds import ADVICE, Kind, Reason
-from lucid.amp.diagnosis._record import Skip
-from lucid.amp.diagnosis._replay import Extent, Origin
+from lucid.amp.diagnosis._replay import Origin
+from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._spread import LARGEST
 from lucid.amp.diagnosis._trace import Trace
 
