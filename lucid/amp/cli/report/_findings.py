@@ -32,6 +32,8 @@ def findings(run: Run) -> tuple[Finding, ...]:
     for sample in run.samples:
         found += finding_of(sample.ranges, sample.step)
     order = {"act": 0, "look": 1, "fine": 2}
+    # What two scalers tell of one model is told once.
+    found = list(dict.fromkeys(found))
     return tuple(sorted(found, key=lambda finding: order[finding.weight]))
 
 
