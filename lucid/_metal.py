@@ -96,11 +96,12 @@ class To:
 
     def __init__(self, original: Callable[..., Any], owner: type) -> None:
         def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if args:
-                if _is_name(args[0]):
-                    args = (real_device(args[0]), *args[1:])
-            elif _is_name(kwargs.get("device")):
-                kwargs["device"] = real_device(kwargs["device"])
+            spec = args[0] if args else kwargs.get("device")
+            if isinstance(spec, str) and spec.startswith(NAME):
+                if args:
+                    args = (real_device(spec), *args[1:])
+                else:
+                    kwargs["device"] = real_device(spec)
             return original(self, *args, **kwargs)
 
         self._original, self._owner = original, owner
@@ -108,8 +109,10 @@ class To:
         update_wrapper(self, original)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
         # By the function's own __get__, which torch.compile can trace; types.MethodType it cannot.
-        return self if instance is None else self._function.__get__(instance, owner)
+        return self._function.__get__(instance, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
