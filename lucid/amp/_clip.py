@@ -208,6 +208,8 @@ def _tensor(norm: float, tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.tensor(norm)
     dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
+    # The norm of finite gradients may be beyond their dtype.
+    norm = norm if norm <= torch.finfo(dtype).max else math.inf
     return torch.full((), norm, dtype=dtype, device=tensors[0].device)
 
 
