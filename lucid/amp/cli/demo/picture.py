@@ -65,7 +65,7 @@ def _draw_losses(figure: SubFigure, record: Record) -> None:
     axes.axhline(GUESS, color="#777777", linewidth=0.8)
     last = max(map(len, record.losses.values()))
     axes.text(last, GUESS * 0.98, f"a guess: ln 10 = {GUESS:.4f}", ha="right", va="top", fontsize=9)
-    axes.set_xlabel("step")
+    axes.set_xlabel(f"step (seed {record.settings['seed']})")
     axes.set_ylabel("training loss (nats)")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
@@ -79,7 +79,7 @@ def _draw_flow(figure: SubFigure, title: str, kept: tuple[Histogram, ...], true:
         _draw_layer(axes, solid, light)
         _finish(figure, axes, title)
     panels[0].set_ylabel("share of the values (%)")
-    panels[0].legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(0.95, 0.9))
+    panels[0].legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(0.93, 0.9))
 
 
 def _draw_layer(axes: Axes, solid: Histogram, light: Histogram) -> None:

@@ -59,6 +59,10 @@ class Race:
             yield self.round
         self._test(self._running())
 
+    def steps_made(self) -> dict[Way, int]:
+        """Steps of each way so far."""
+        return {training.way: len(training.losses) for training in self.trainings}
+
     def seconds_left(self) -> float:
         """Seconds until all steps are made, judged by those that were."""
         left = self.seconds_each() * (self.steps - self.round)

@@ -36,6 +36,9 @@ _POWERS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _WIDEST = 100
 
+_ASCII_LINE = "    \n    \n -- \n    \n    \n    \n    \n    \n"
+"""A line below a table's head and nothing else, in rich's notation."""
+
 # The columns of numbers, and how wide they are at most; a heading of several words is folded.
 _NUMBERS = {"loss": 6, "test right": 6, "layer 1 zero": 7, "skipped": 7, "scale": 5}
 
@@ -63,7 +66,7 @@ class Screen:
         self.width = min(self.console.width, _WIDEST)
         self._tenth = 0
 
-    def say(self, text: str, folded: bool = True) -> None:
+    def say(self, text: str = "", folded: bool = True) -> None:
         """A paragraph, folded at the console's width unless it holds a path that one may want to copy."""
         self.console.print(self._text(text), width=self.width if folded else None, soft_wrap=not folded)
 
@@ -96,11 +99,11 @@ class Screen:
             return
         names = [training.way.name.removesuffix(", no scaling") for training in race.trainings]
         if self._tenth == 0:
-            self.say("  ".join([f"{'loss at step':>14}", *names, "time left"]))
+            self.say("  ".join([f"{f'seed {race.seed}, at step':>18}", *names, "time left"]))
         self._tenth = tenth
         losses = [f"{training.losses[-1]:.4f}" for training in race.trainings]
         cells = [f"{loss:>{len(name)}}" for name, loss in zip(names, losses, strict=True)]
-        self.say("  ".join([f"{f'{race.round} of {race.steps}':>14}", *cells, _time_left(race, seeds_after)]))
+        self.say("  ".join([f"{f'{race.round} of {race.steps}':>18}", *cells, _time_left(race, seeds_after)]))
 
     def move(self, step: int, update: ScaleUpdate) -> None:
         """A line for a skip or a growth; nothing for a step at which the scale stood still."""
@@ -136,7 +139,8 @@ class Screen:
 
         cells = [self._running(training) for training in race.trainings]
         share = race.round / race.steps
-        done = f"seed {race.seed}, step {race.round}/{race.steps}, {_time_left(race, seeds_after)}"
+        more = f" (+{seeds_after})" if seeds_after else ""
+        done = f"seed {race.seed}{more}, step {race.round}/{race.steps}, {_time_left(race, seeds_after)}"
         line = f"{chart.bar(share, max(self.width - len(done) - 4, 10))}  {done}"
         return Group(self._table("loss so far", cells), Padding(self._text(line), (0, 1)))
 
@@ -159,7 +163,9 @@ class Screen:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+        # rich's own stand-in for ASCII draws a cage around each number.
+        line = box.Box(_ASCII_LINE, ascii=True) if self.ascii else box.SIMPLE_HEAD
+        table = Table(box=line, padding=(0, 0, 0, 1), pad_edge=False)
         table.add_column("way", no_wrap=True)
         table.add_column(second, no_wrap=True)
         for name, width in _NUMBERS.items():
@@ -185,5 +191,5 @@ def _time_left(race: Race, seeds_after: int) -> str:
     left = race.seconds_left()
     if seeds_after:
         left += seeds_after * race.steps * race.seconds_each()
-    minutes, seconds = divmod(round(left), 60)
-    return f"{minutes}:{seconds:02} left" + (f", {seeds_after} more seeds" if seeds_after else "")
+    minutes, seconds = divmod(max(round(left), 0), 60)
+    return f"{minutes}:{seconds:02} left"

@@ -12,7 +12,8 @@ import math
 
 from lucid.amp.cli.demo.flow import HALF_FROM, Histogram
 from lucid.amp.cli.demo.record import GUESS, Record, Row
-from lucid.amp.cli.demo.task import BFLOAT16, CLASSES, FLOAT32, SCALED, UNSCALED, WIDTH
+from lucid.amp.cli.demo.sawtooth import GROWTH_INTERVAL
+from lucid.amp.cli.demo.task import BFLOAT16, CLASSES, FLOAT32, SCALED, UNSCALED, WIDTH, Way
 
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
@@ -58,6 +59,11 @@ def power(exponent: float) -> str:
     return "2" + f"{exponent:.0f}".translate(_SUPERSCRIPTS)
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: ``1 skip``, ``2 skips``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def state(row: Row) -> str:
     """One word for a row: learns, begins, guesses; mixed where the seeds disagree about learning."""
     seeds = len(row.results)
@@ -73,6 +79,14 @@ def verdict(row: Row) -> str:
     seeds = len(row.results)
     shown = {"begins": "begins to", "mixed": f"learns {row.learnt}/{seeds}"}
     return shown.get(state(row), state(row))
+
+
+def cut_short(made: dict[Way, int], asked: int) -> str | None:
+    """Which ways stopped before the steps that were asked for, and how to wait for all; None where none did."""
+    short = [f"{way.name} at step {steps}" for way, steps in made.items() if steps < asked]
+    if not short:
+        return None
+    return f"Stopped early, so that the demo ends soon: {'; '.join(short)}. --steps {asked} waits for all."
 
 
 def paragraphs(record: Record) -> list[str]:
@@ -104,7 +118,9 @@ def reason(record: Record) -> str:
         f"gradients of exactly 0 at step 1: {shares}."
     )
     if row.frozen == len(row.results):
-        text += f" After {row.steps} steps the first layer's weights are bit for bit what they were at first."
+        text += (
+            f" After {counted(row.steps, 'step')} the first layer's weights are bit for bit what they were at first."
+        )
     if abs(usual[0] - record.blank) < 0.005 and record.blank:
         text += (
             f" (In float32 layer 1 has {usual[0]:.1%}: {record.blank * WIDTH:.0f} of the {WIDTH} pixels are "
@@ -137,10 +153,11 @@ def scale_at_work(record: Record) -> str:
     first = len(list(itertools.takewhile(lambda update: update.overflow, updates)))
     text = f"Started far too high, at {power(math.log2(updates[0].scale))}, the scaler "
     if first:
-        text += f"skipped the first {first} steps and halved the scale each time, to "
+        text += f"skipped the first {counted(first, 'step')} and halved the scale each time, to "
         text += f"{power(math.log2(updates[first - 1].new_scale))}; then it "
-    text += f"doubled it after every row of steps without an overflow: {growths} growths and {skips} skips in "
-    return text + f"{len(updates)} steps. No step with an inf or NaN in its gradients reached the weights."
+    text += f"doubled it after every {GROWTH_INTERVAL} steps in a row without an overflow: "
+    text += f"{counted(growths, 'growth')} and {counted(skips, 'skip')} in {counted(len(updates), 'step')}."
+    return text + " No step with an inf or NaN in its gradients reached the weights."
 
 
 def title_of_losses(record: Record) -> str:
@@ -149,7 +166,7 @@ def title_of_losses(record: Record) -> str:
     others = [found for way, found in states.items() if way is not UNSCALED]
     if states[UNSCALED] == "guesses" and set(others) == {"learns"}:
         return "float16 learns nothing without scaling; with GradScaler it learns"
-    return f"The loss of the four ways over {record.row(FLOAT32).steps} steps"
+    return f"The loss of the four ways over {counted(record.row(FLOAT32).steps, 'step')}"
 
 
 def title_without_scaling(record: Record) -> str:
@@ -170,7 +187,8 @@ def title_of_scale(record: Record) -> str:
     """The scale's own story in one line."""
     skips = sum(update.overflow for update in record.updates)
     growths = sum(update.new_scale > update.scale for update in record.updates)
-    return f"The scale at work: {skips} skips and {growths} growths in {len(record.updates)} steps"
+    moves = f"{counted(skips, 'skip')} and {counted(growths, 'growth')}"
+    return f"The scale at work: {moves} in {counted(len(record.updates), 'step')}"
 
 
 def _unscaled(record: Record) -> Histogram:
@@ -179,12 +197,11 @@ def _unscaled(record: Record) -> Histogram:
 
 def _filled(sentence: str, row: Row) -> str:
     seeds = len(row.results)
-    loss = f"{'median ' if seeds > 1 else ''}loss {row.loss:.4f}"
-    steps = "1 step" if row.skipped == 1 else f"{row.skipped} steps"
+    loss = f"{f'median loss of {seeds} seeds' if seeds > 1 else 'loss'} {row.loss:.4f}"
     return sentence.format(
-        told=f"{loss} after {row.steps} steps, {row.test_accuracy:.1%} of the test digits right",
+        told=f"{loss} after {counted(row.steps, 'step')}, {row.test_accuracy:.1%} of the test digits right",
         learnt=row.learnt,
         seeds=seeds,
-        skipped=f"{steps} skipped",
+        skipped=f"{counted(row.skipped, 'step')} skipped",
         guess=_GUESSING,
     )
