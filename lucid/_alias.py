@@ -27,11 +27,13 @@ def alias(name: str) -> Alias:
     original = import_module(_original(name))
 
     def look_up(attribute: str) -> Any:
+        """Answer for an attribute with torch's; refuse those with an underscore, as ``lucid`` does."""
         if attribute.startswith("_") or not hasattr(original, attribute):
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         return getattr(original, attribute)
 
     def directory() -> list[str]:
+        """List torch's public names and the alias's own attributes."""
         own = (attribute for attribute in vars(sys.modules[name]) if attribute.startswith("__"))
         return sorted({*public, *own})
 
@@ -48,12 +50,14 @@ class _Submodules(MetaPathFinder, Loader):
         self._prefix = prefix
 
     def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find what torch has under its own name."""
         if not fullname.startswith(self._prefix):
             return None
         found = find_spec(_original(fullname))
         return found and spec_from_loader(fullname, self, is_package=found.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
+        """Put torch's module in the place of the one that the import made."""
         # A module may take another's place in sys.modules, and the import then answers with that one.
         sys.modules[module.__name__] = import_module(_original(module.__name__))
 

@@ -94,8 +94,12 @@ class To:
     by its name as the original does.
     """
 
+    # Apart from __dict__, which functools.wraps copies to whoever wraps this.
+    __slots__ = ("__dict__", "_function", "_original", "_owner")
+
     def __init__(self, original: Callable[..., Any], owner: type) -> None:
         def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Call the original, with the real device in the place of the name."""
             spec = args[0] if args else kwargs.get("device")
             if isinstance(spec, str) and spec.startswith(NAME):
                 if args:
@@ -124,7 +128,7 @@ class To:
         return hash(self._original)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_original"], name)
+        return getattr(object.__getattribute__(self, "_original"), name)
 
     def __repr__(self) -> str:
         return repr(self._original)
@@ -169,6 +173,7 @@ def _with_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def create(*args: Any, **kwargs: Any) -> Any:
+        """Call the original, with the real device in the place of the name."""
         if _is_name(kwargs.get("device")):
             kwargs["device"] = real_device(kwargs["device"])
         return original(*args, **kwargs)
