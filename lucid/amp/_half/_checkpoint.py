@@ -29,12 +29,15 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContext
 def _known(settings: Settings | None) -> Iterator[None]:
     """Tell the mode that this checkpoint will have it again; turn it on for ``settings``."""
     before = thread.checkpoint
-    if settings is not None:
-        enter(settings)
-    thread.checkpoint = _torch.checkpoint()
-    try:
-        yield
-    finally:
-        thread.checkpoint = before
+    with contextlib.ExitStack() as stack:
         if settings is not None:
-            leave()
+            if thread.settings:
+                # A backward inside the scope is run outside the mode.
+                stack.enter_context(thread.mode)
+            enter(settings)
+            stack.callback(leave)
+        thread.checkpoint = _torch.checkpoint()
+        try:
+            yield
+        finally:
+            thread.checkpoint = before

@@ -1,18 +1,18 @@
 """Operators that PyTorch itself makes of products: einsum, tensordot, inner and others.
 
-Knows how to find the tensors in any arguments. Refuses to know the formulas: these are run once more to be
+Knows that any such operator may be run on float32 copies. Refuses to know the formulas: these are run once more to be
 differentiated.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from lucid.amp._half._operands import Operands, are_plain, tensors_in
+from lucid.amp._half._operands import Operands, are_plain, replaced, tensors_in
 from lucid.amp._half._wide import Replay, apply
 
 
@@ -34,15 +34,5 @@ def uncast_contraction(operands: Operands, func: Any, *args: Any, **kwargs: Any)
 
 def _run(func: Any, args: Any, kwargs: Any, wide: Sequence[Tensor]) -> Any:
     source = iter(wide)
-    return func(*_replaced(args, source), **_replaced(kwargs, source))
-
-
-def _replaced(value: Any, source: Iterator[Tensor]) -> Any:
-    """The same nesting with each tensor, in order, taken from ``source``."""
-    if isinstance(value, Tensor):
-        return next(source)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(item, source) for item in value)
-    if isinstance(value, dict):
-        return {key: _replaced(item, source) for key, item in value.items()}
-    return value
+    args, kwargs = replaced((args, kwargs), lambda _: next(source))
+    return func(*args, **kwargs)

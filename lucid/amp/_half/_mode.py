@@ -18,10 +18,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from lucid.amp import _torch
-from lucid.amp._half import _attention, _contractions, _convolutions, _processor, _products, _recurrence
+from lucid.amp._half import _attention, _contractions, _convolutions, _processor, _products, _recurrence, _subnormals
 from lucid.amp._half._composites import COMPOSITES, body
-from lucid.amp._half._operands import HALVES, Operands, Weights, convert
-from lucid.amp._half._subnormals import settle
+from lucid.amp._half._operands import CASTABLE, HALVES, Operands, Weights, convert, replaced
 
 Handler = Callable[..., Any]
 
@@ -102,6 +101,19 @@ _TABLE: dict[Any, _Row] = {
 }
 
 
+# All of whose floating operands PyTorch casts.
+_CASTS_ALL = (
+    _products.linear,
+    _products.matmul,
+    _products.exact_matmul,
+    _products.add_product,
+    _contractions.contraction,
+    _convolutions.convolution,
+    _convolutions.transposed_convolution,
+    _attention.attention,
+)
+
+
 class _Thread(threading.local):
     """This thread's scopes, and what they share."""
 
@@ -127,7 +139,8 @@ class _Mode(TorchFunctionMode):
                 return body(func)(*args, **kwargs)
         settings = thread.settings[-1]
         if settings.flush_subnormals:
-            return settle(_replaced(settings, func, args, kwargs), func, (args, kwargs))
+            args, kwargs = _flushed(func, args, kwargs)
+            return _subnormals.settle(_replaced(settings, func, args, kwargs), func, args, kwargs)
         row = _TABLE.get(func)
         if row is None:
             return func(*args, **kwargs)
@@ -143,8 +156,26 @@ def _replaced(settings: Settings, func: Any, args: tuple[Any, ...], kwargs: dict
     if row is not None and torch.is_autocast_enabled("cpu") and row.understands(args, kwargs):
         half = torch.get_autocast_dtype("cpu")
         if settings.picked(half)[row.kind] == "float32" and not _is_pytorchs():
-            result = row.handler(Operands(half, thread.weights, convert), func, *args, **kwargs)
+            cast = _subnormals.convert if settings.flush_subnormals else convert
+            result = row.handler(Operands(half, thread.weights, cast), func, *args, **kwargs)
     return func(*args, **kwargs) if result is NotImplemented else result
+
+
+def _flushed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with what autocast would cast, unseen, already cast and flushed; on any device."""
+    row = _TABLE.get(func)
+    if row is None or row.handler not in _CASTS_ALL:
+        return args, kwargs
+
+    def cast(tensor: Tensor) -> Tensor:
+        kind = tensor.device.type
+        if tensor.dtype not in CASTABLE or not torch.is_autocast_enabled(kind):
+            return tensor
+        half = torch.get_autocast_dtype(kind)
+        return Operands(half, thread.weights, _subnormals.convert).cast(tensor)
+
+    given: tuple[tuple[Any, ...], dict[str, Any]] = replaced((args, kwargs), cast)
+    return given
 
 
 def _is_pytorchs() -> bool:

@@ -16,7 +16,8 @@ from lucid.amp import _torch
 
 HALVES = (torch.float16, torch.bfloat16)
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_CASTABLE = frozenset({torch.float32, *HALVES})
+CASTABLE = frozenset({torch.float32, *HALVES})
+Convert = Callable[[Tensor, torch.dtype], Tensor]
 
 
 class Weights:
@@ -26,11 +27,11 @@ class Weights:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, Tensor]] = {}
+        self._copies: dict[tuple[int, torch.dtype, bool, Convert], tuple[Tensor, int, Tensor]] = {}
 
-    def cast(self, weight: Tensor, half: torch.dtype, convert: Callable[[Tensor, torch.dtype], Tensor]) -> Tensor:
+    def cast(self, weight: Tensor, half: torch.dtype, convert: Convert) -> Tensor:
         """Return the copy of ``weight`` in ``half``, made by ``convert`` where there is none yet."""
-        key = (id(weight), half, torch.is_grad_enabled())
+        key = (id(weight), half, torch.is_grad_enabled(), convert)
         version = _torch.version(weight)
         held = self._copies.get(key)
         if held is None or held[1] != version:
@@ -54,9 +55,7 @@ class Operands:
 
     __slots__ = ("convert", "half", "weights")
 
-    def __init__(
-        self, half: torch.dtype, weights: Weights, convert: Callable[[Tensor, torch.dtype], Tensor]
-    ) -> None:
+    def __init__(self, half: torch.dtype, weights: Weights, convert: Convert) -> None:
         self.half = half
         self.weights = weights
         self.convert = convert
@@ -96,6 +95,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def replaced(value: Any, replacement: Callable[[Tensor], Tensor]) -> Any:
+    """The same nesting with each tensor, in order, replaced."""
+    if isinstance(value, Tensor):
+        return replacement(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(replaced(item, replacement) for item in value)
+    if isinstance(value, dict):
+        return {key: replaced(item, replacement) for key, item in value.items()}
+    return value
+
+
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether all are ordinary floating tensors of the processor that PyTorch would cast.
 
@@ -104,7 +114,7 @@ def are_plain(*tensors: Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is None:
             continue
-        if type(tensor) not in _PLAIN or tensor.dtype not in _CASTABLE:
+        if type(tensor) not in _PLAIN or tensor.dtype not in CASTABLE:
             return False
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
             return False

@@ -16,6 +16,7 @@ from torch.nn import functional
 from lucid.amp._half._operands import HALVES, tensors_in
 
 _SEEN = "lucid.amp flushes"
+_IN_PLACE = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"})
 
 
 def _largest_subnormal(dtype: torch.dtype) -> float:
@@ -32,21 +33,34 @@ def flushed(tensor: Tensor) -> Tensor:
     return tensor if largest is None else functional.hardshrink(tensor, largest)
 
 
-def settle(result: Any, func: Any, arguments: Any) -> Any:
+def convert(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast, differentiably, and flush; so are the gradients on their way back."""
+    made = tensor.to(dtype)
+    return made if made is tensor else _settled(made, [tensor], changes=False)
+
+
+def settle(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Flush what an operator returned, in place, and the gradients that its backward will make.
 
     What an operator returned without making it (a view) is left alone.
     """
-    given = list(tensors_in(arguments))
-    changes = getattr(func, "__name__", "").endswith("_")
-    for tensor in tensors_in(result):
-        if tensor.dtype in HALVES and (changes or not _is_view_of_any(tensor, given)):
-            # Through .data: not an operation of the graph, and no new version of what backward has saved.
-            data = tensor.data
-            data.copy_(flushed(data))
-        if tensor.grad_fn is not None:
-            _watch(tensor.grad_fn, [g.grad_fn for g in given])
+    given = list(tensors_in((args, kwargs)))
+    name = getattr(func, "__name__", "")
+    changes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    changes = changes or "out" in kwargs or bool(kwargs.get("inplace"))
+    for tensor in tensors_in(args[0] if name == "__setitem__" else result):
+        _settled(tensor, given, changes)
     return result
+
+
+def _settled(tensor: Tensor, given: Sequence[Tensor], changes: bool) -> Tensor:
+    if tensor.dtype in HALVES and (changes or not _is_view_of_any(tensor, given)):
+        # Through .data: not an operation of the graph, and no new version of what backward has saved.
+        data = tensor.data
+        data.copy_(flushed(data))
+    if tensor.grad_fn is not None:
+        _watch(tensor.grad_fn, [g.grad_fn for g in given if g is not tensor])
+    return tensor
 
 
 def _is_view_of_any(tensor: Tensor, given: Sequence[Tensor]) -> bool:
