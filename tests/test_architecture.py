@@ -45,13 +45,35 @@ TENSORS: dict[str, tuple[str, ...]] = {
         "lucid.amp._shares",
         "lucid.amp._consensus",
     ),
+    "lucid.amp._unscaling": (
+        "lucid.amp._torch",
+        "lucid.amp._stages",
+        "lucid.amp._memory",
+        "lucid.amp._division",
+        "lucid.amp._gradients",
+        "lucid.amp._reading",
+        "lucid.amp._fused",
+        "lucid.amp._clip",
+        "lucid.amp._consensus",
+    ),
     "lucid.amp._causes": ("lucid.amp._torch", "lucid.amp._gradients"),
     "lucid.amp._meshes": ("lucid.amp._torch",),
     "lucid.amp._shares": ("lucid.amp._meshes", "lucid.amp._division"),
     "lucid.amp._consensus": ("lucid.amp._meshes", "lucid.amp._ballots", "lucid.amp._norms"),
 }
+# What the scaler is made of besides its story.
+PARTS: dict[str, tuple[str, ...]] = {
+    "lucid.amp._settings": ("lucid.amp._schedule", "lucid.amp._division", "lucid.amp._consensus"),
+    "lucid.amp._events": (
+        "lucid.amp._schedule",
+        "lucid.amp._stages",
+        "lucid.amp._alarm",
+        "lucid.amp._gradients",
+        "lucid.amp._causes",
+    ),
+}
 STORY = ("lucid.amp._grad_scaler", "lucid.amp._autocast")
-INSIDE = (*PURE, *TENSORS, *STORY, "lucid.amp", "lucid._metal")
+INSIDE = (*PURE, *TENSORS, *PARTS, *STORY, "lucid.amp", "lucid._metal")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lucid": ("lucid._metal", "lucid._names", "lucid.amp", "lucid.nn", "lucid.optim"),
     "lucid._metal": (),
@@ -65,7 +87,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lucid.amp._journal": (),
     "lucid.amp._ballots": (),
     **TENSORS,
-    "lucid.amp._grad_scaler": (*PURE, *TENSORS),
+    **PARTS,
+    "lucid.amp._grad_scaler": (*PURE, *TENSORS, *PARTS),
     "lucid.amp._autocast": ("lucid.amp._torch", "lucid.amp._half", "lucid._metal"),
     "lucid.amp.diagnosis": INSIDE,
     "lucid.amp.history": (*INSIDE, "lucid.amp.diagnosis"),

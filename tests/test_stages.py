@@ -94,7 +94,7 @@ def test_the_turn_of_a_freed_optimizer_stays() -> None:
     turn.stage, turn.overflow = Stage.UNSCALED, True
     del optimizer, turn
     gc.collect()
-    assert [turn.overflow for turn in stages] == [True]
+    assert [turn.overflow for turn in stages.turns()] == [True]
 
 
 def test_an_address_that_is_used_again_is_a_new_optimizer() -> None:
@@ -129,7 +129,7 @@ def test_turns_come_in_the_order_of_first_calls() -> None:
         stages.of(optimizer)
     stages.of(a).stage = Stage.UNSCALED
     stages.of(b).stage = Stage.STEPPED
-    assert list(stages) == [stages.of(b), stages.of(a)]
+    assert stages.turns() == [stages.of(b), stages.of(a)]
 
 
 def test_clear_makes_everyone_ready() -> None:

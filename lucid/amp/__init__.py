@@ -18,6 +18,9 @@ The files, in the order in which they are best read::
     _shares.py       which gradients a rank counts in a norm over all ranks
     _ballots.py      what ranks exchange, as integers
     _consensus.py    did any rank overflow?
+    _unscaling.py    every gradient divided once, one verdict for all ranks
+    _settings.py     what a scaler is set to, and what a checkpoint keeps
+    _events.py       what happened, for those who ask and those who listen
     _causes.py       which gradients were not finite
     _grad_scaler.py  GradScaler: a short story told with the files above
     _autocast.py     autocast, a torch.autocast

@@ -28,9 +28,10 @@ WORTHWHILE = 2**14
 
 def divides(optimizer: Any, gradients: Gradients) -> bool:
     """Whether the optimizer's own kernel divides each of these gradients, once, exactly and unseen."""
+    if not _torch.step_takes_factor(optimizer):
+        return False
     return (
-        _torch.step_takes_factor(optimizer)
-        and _torch.step_is_stock(optimizer)
+        _torch.step_is_stock(optimizer)
         and not _torch.has_step_pre_hooks(optimizer)
         and not hasattr(optimizer, "grad_scale")
         and all(group.get("fused") for group in optimizer.param_groups)

@@ -7,30 +7,23 @@ divided (``_division``), and how ranks agree (``_consensus``).
 
 from __future__ import annotations
 
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from lucid.amp import _causes, _clip, _fused, _gradients, _outputs, _schedule, _torch
-from lucid.amp._alarm import Alarm
-from lucid.amp._consensus import Consensus, Poll
-from lucid.amp._division import Divisor
-from lucid.amp._gradients import Gradients
-from lucid.amp._memory import Seen
-from lucid.amp._reading import Reading
+from lucid.amp import _fused, _gradients, _outputs, _schedule
+from lucid.amp._clip import Clipping
+from lucid.amp._consensus import Consensus
+from lucid.amp._events import Events
 from lucid.amp._schedule import ScaleUpdate, Schedule, Standing
-from lucid.amp._stages import Answers, Stage, Stages, Turn
+from lucid.amp._settings import Settings
+from lucid.amp._stages import Stage, Stages, Turn
+from lucid.amp._unscaling import Unscaling
 
-Hook = Callable[..., None]
 
-
-class GradScaler:
+class GradScaler(Settings, Events):
     r"""Dynamic loss scaling for float16 training.
 
     Float16 holds nothing below 2⁻²⁴, so small gradients become zero. The scaler multiplies the loss by a
@@ -89,27 +82,15 @@ class GradScaler:
             )
         if not isinstance(enabled, bool):
             raise TypeError(f"enabled must be True or False, got {enabled!r} of type {type(enabled).__name__}")
-        self._enabled = enabled
-        self._schedule = Schedule(growth_factor, backoff_factor, growth_interval)
-        self._begin(Standing(_schedule.scale("init_scale", init_scale), 0), Consensus(process_group))
+        schedule = Schedule(growth_factor, backoff_factor, growth_interval)
+        standing = Standing(_schedule.scale("init_scale", init_scale), 0)
+        self._begin(schedule, standing, enabled, Consensus(process_group))
 
-    def _begin(self, standing: Standing, consensus: Consensus) -> None:
-        """Set up what is not carried over by a checkpoint or a copy."""
-        self._standing = standing
-        self._divisor = Divisor(standing.scale)
-        self._consensus = consensus
+    def _begin(self, schedule: Schedule, standing: Standing, enabled: bool, consensus: Consensus) -> None:
+        Settings.__init__(self, schedule, standing, enabled, consensus)
+        Events.__init__(self)
         self._stages = Stages()
-        self._answers = Answers()
-        self._divided = Seen()
-        self._updates = 0
-        self._last_update: ScaleUpdate | None = None
-        self._alarm = Alarm()
-        self._causes: list[_causes.Counts] = []
-        self._update_hooks: OrderedDict[int, Hook] = OrderedDict()
-        self._scale_observers: OrderedDict[int, Hook] = OrderedDict()
-        self._skip_observers: OrderedDict[int, Hook] = OrderedDict()
-
-    # One iteration.
+        self._unscaling = Unscaling(self._divisor, self._consensus)
 
     def scale(self, outputs: Any) -> Any:
         """Multiply outputs by the current scale.
@@ -130,8 +111,7 @@ class GradScaler:
             return outputs
         scaled = _outputs.mapped(outputs, self._multiplied)
         if self._scale_observers:
-            for observer in list(self._scale_observers.values()):
-                observer(self, outputs)
+            self._tell_scaled(outputs)
         return scaled
 
     def unscale_(self, optimizer: Any) -> None:
@@ -158,9 +138,8 @@ class GradScaler:
             return
         turn = self._stages.of(optimizer)
         turn.may_unscale()
-        self._unscale(optimizer, turn)
+        self._unscaling.unscale(optimizer, turn)
 
-    @_torch.without_grad
     def clip_grad_norm_(
         self,
         optimizer: Any,
@@ -194,20 +173,13 @@ class GradScaler:
             ValueError: as ``unscale_``; a bad ``max_norm`` or ``norm_type``; a parameter of another optimizer.
             NotImplementedError, TypeError: as ``unscale_``.
         """
-        clipping = _clip.Clipping(max_norm, norm_type, parameters)
+        clipping = Clipping(max_norm, norm_type, parameters)
         if not self._enabled:
             chosen = clipping.parameters or _parameters(optimizer)
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
         turn.may_unscale()
-        groups = self._consensus.groups(optimizer)
-        gradients = self._collect(optimizer, groups, clipping.order)
-        if groups:
-            consensus = self._consensus
-            clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, consensus)
-        else:
-            clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
-        self._mark_unscaled(turn, gradients, clipped.overflow)
+        clipped = self._unscaling.clip(optimizer, turn, clipping)
         if clipped.overflow and error_if_nonfinite:
             raise RuntimeError(
                 f"the total norm of order {clipping.order} is {clipped.norm.item()}: the gradients overflowed. They "
@@ -242,8 +214,8 @@ class GradScaler:
         _refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
         turn.may_step()
-        reading = self._unscale(optimizer, turn, in_kernel=True) if turn.stage is Stage.READY else None
-        if self._overflowed(turn):
+        reading = self._unscaling.unscale(optimizer, turn, in_kernel=True) if turn.stage is Stage.READY else None
+        if self._unscaling.overflowed(turn):
             self._skip(optimizer, turn)
             return None
         if reading is None:
@@ -270,23 +242,15 @@ class GradScaler:
             return
         given = None if new_scale is None else Standing(_schedule.scale("new_scale", _number(new_scale)), 0)
         # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
-        turns = list(self._stages)
-        overflow = any([self._overflowed(turn) for turn in turns])
+        turns = self._stages.turns()
+        overflow = any([self._unscaling.overflowed(turn) for turn in turns])
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
-        after = given or self._schedule.next(self._standing, overflow)
-        skipped = tuple([turn.skipped for turn in turns])
-        update = ScaleUpdate(self._updates, self._standing.scale, after.scale, overflow, skipped)
+        now, after = self._standing, given or self._schedule.next(self._standing, overflow)
         self._stages.clear()
-        self._divided.clear()
+        self._unscaling.clear()
         self._stand(after)
-        self._updates += 1
-        self._last_update = update
-        for message in self._alarm.messages(update, self._names_not_finite):
-            warnings.warn(message, stacklevel=2)
-        for hook in list(self._update_hooks.values()):
-            hook(self, update)
-
-    # The parts of an iteration.
+        skipped = tuple([turn.skipped for turn in turns])
+        self._tell_updated(ScaleUpdate(self._updates, now.scale, after.scale, overflow, skipped))
 
     def _multiplied(self, output: Tensor) -> Tensor:
         factors = self._divisor.tensors
@@ -300,164 +264,14 @@ class GradScaler:
             factors.make(output.device)
         return _outputs.multiplied(output, factors.on(output.device))
 
-    @_torch.without_grad
-    def _unscale(self, optimizer: Any, turn: Turn, in_kernel: bool = False) -> Reading | None:
-        """Divide the gradients, or return the reading that lets the optimizer's own kernel do it."""
-        groups = self._consensus.groups(optimizer)
-        gradients = self._collect(optimizer, groups)
-        in_kernel = in_kernel and _fused.divides(optimizer, gradients)
-        if not groups and not in_kernel:
-            verdict = self._divisor.divide_(gradients.fresh)
-            if gradients.divided:
-                verdict += self._divisor.judge(gradients.divided)
-            self._mark_unscaled(turn, gradients, verdict)
-            return None
-        # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
-        reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-        overflow = reading.overflows(self._divisor) or self._divisor.read(self._divisor.judge(gradients.divided))
-        overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._standing.scale)
-        if overflow or not in_kernel:
-            self._divisor.divide_(gradients.fresh, judged=False)
-        self._mark_unscaled(turn, gradients, overflow)
-        return reading if in_kernel and not overflow else None
-
-    def _collect(self, optimizer: Any, groups: Any, order: float | None = None) -> Gradients:
-        """Find the gradients; before a refusal is raised the other ranks, who clip or step, are told."""
-        scale = self._standing.scale
-        try:
-            return Gradients(optimizer, self._divided)
-        except Exception as refusal:
-            if groups and order is not None:
-                self._consensus.measure(optimizer, groups, Poll(0.0, order), refusal, scale)
-            elif groups:
-                self._consensus.agree(optimizer, groups, False, refusal, scale)
-            raise
-
-    def _mark_unscaled(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor]) -> None:
-        gradients.commit(self._divided)
-        turn.overflow = overflow
-        turn.stage = Stage.UNSCALED
-
-    def _overflowed(self, turn: Turn) -> bool:
-        """Whether the turn's optimizer overflowed: read once by the host, and kept."""
-        if not isinstance(turn.overflow, bool):
-            turn.overflow = self._divisor.read(turn.overflow)
-        return turn.overflow
-
     def _skip(self, optimizer: Any, turn: Turn) -> None:
-        gradients = _gradients.named(optimizer)
-        if not any(other.skipped for other in self._stages):
-            self._causes = []
-        self._causes.append(_causes.count(gradients))
+        first = not any(other.skipped for other in self._stages.turns())
         self._finish(optimizer, turn, skipped=True)
-        for observer in list(self._skip_observers.values()):
-            observer(self, optimizer, gradients)
+        self._tell_skipped(optimizer, _gradients.named(optimizer), first)
 
     def _finish(self, optimizer: Any, turn: Turn, skipped: bool) -> None:
         turn.stage, turn.skipped = Stage.STEPPED, skipped
         self._answers.remember(optimizer, skipped)
-
-    def _stand(self, standing: Standing) -> None:
-        self._standing = standing
-        self._divisor.set(standing.scale)
-
-    def _names_not_finite(self) -> list[str]:
-        return [cause.name for counts in self._causes for cause in counts.read()]
-
-    # What happened.
-
-    @property
-    def last_update(self) -> ScaleUpdate | None:
-        """What the last ``update()`` did; None before the first one, and while disabled."""
-        return self._last_update
-
-    def step_was_skipped(self, optimizer: Any) -> bool:
-        """Whether that optimizer's last ``step`` through this scaler was skipped.
-
-        Answerable until its next ``step``, also after ``update``; a ``step`` that raised changes nothing. So a
-        scheduler is gated by ``if not scaler.step_was_skipped(optimizer): scheduler.step()``.
-
-        Raises:
-            RuntimeError: it was never stepped here.
-        """
-        return self._answers.skipped(optimizer)
-
-    def register_update_hook(self, hook: Callable[[GradScaler, ScaleUpdate], None]) -> RemovableHandle:
-        """Call ``hook(scaler, update)`` at the end of each ``update()``, the new scale being in force.
-
-        Returns:
-            A handle; its ``remove()`` takes the hook away.
-        """
-        return _registered(self._update_hooks, hook)
-
-    def _observe_scale(self, observer: Hook) -> RemovableHandle:
-        """Call ``observer(scaler, outputs)`` at each ``scale(outputs)``."""
-        return _registered(self._scale_observers, observer)
-
-    def _observe_skip(self, observer: Hook) -> RemovableHandle:
-        """Call ``observer(scaler, optimizer, gradients)`` at each skip, before anything can clear them."""
-        return _registered(self._skip_observers, observer)
-
-    # Settings and checkpoints.
-
-    def get_scale(self) -> float:
-        """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""
-        return self._standing.scale if self._enabled else 1.0
-
-    def is_enabled(self) -> bool:
-        """Return whether the scaler scales."""
-        return self._enabled
-
-    def get_growth_factor(self) -> float:
-        """Return what the scale is multiplied by when it grows."""
-        return self._schedule.growth_factor
-
-    def set_growth_factor(self, new_factor: float) -> None:
-        """Set what the scale is multiplied by when it grows: finite and > 1."""
-        self._schedule = replace(self._schedule, growth_factor=new_factor)
-
-    def get_backoff_factor(self) -> float:
-        """Return what the scale is multiplied by after an overflow."""
-        return self._schedule.backoff_factor
-
-    def set_backoff_factor(self, new_factor: float) -> None:
-        """Set what the scale is multiplied by after an overflow: in (0, 1)."""
-        self._schedule = replace(self._schedule, backoff_factor=new_factor)
-
-    def get_growth_interval(self) -> int:
-        """Return how many overflow-free updates in a row make the scale grow."""
-        return self._schedule.growth_interval
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        """Set how many overflow-free updates in a row make the scale grow: at least 1."""
-        self._schedule = replace(self._schedule, growth_interval=new_interval)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scale, its settings and its count as plain numbers, under PyTorch's five keys."""
-        return self._schedule.state_dict(self._standing)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, of this scaler or PyTorch's; all of it or, on an error, nothing.
-
-        Args:
-            state_dict: ``scale``, ``growth_factor``, ``backoff_factor``, ``growth_interval`` and
-                ``_growth_tracker`` (or ``growth_tracker``). An empty one, which PyTorch's disabled scaler saves,
-                is ignored while disabled.
-
-        Raises:
-            TypeError, ValueError: a value that the constructor would refuse; a missing or unknown key.
-            RuntimeError: an empty dict while enabled; or the ranks of the process group load different values.
-        """
-        if state_dict == {} and not self._enabled:
-            return
-        try:
-            schedule, standing = _schedule.loaded(state_dict)
-        except Exception as refusal:
-            self._consensus.agree_on_load(None, refusal)
-            raise
-        self._consensus.agree_on_load(schedule.state_dict(standing))
-        self._schedule = schedule
-        self._stand(standing)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickling and copying keep: settings, scale and count."""
@@ -469,14 +283,7 @@ class GradScaler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take up settings, scale and count; hooks, process groups and answers start empty."""
-        self._enabled = state["enabled"]
-        self._schedule, standing = _schedule.loaded(state["state"])
-        self._begin(standing, Consensus())
-
-    def __repr__(self) -> str:
-        """Return scale, count and settings in one line."""
-        state = ", ".join(f"{key.lstrip('_')}={value}" for key, value in self.state_dict().items())
-        return f"{type(self).__name__}({state}, enabled={self._enabled})"
+        self._begin(*_schedule.loaded(state["state"]), state["enabled"], Consensus())
 
 
 def _refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -487,12 +294,6 @@ def _refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             "would never be unscaled. Run the closure's forward and backward before step(), without passing it. "
             "Nothing was changed."
         )
-
-
-def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:

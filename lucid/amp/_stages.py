@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -78,13 +78,13 @@ class Stages:
             self._turns.append(turn)
         return turn
 
-    def __iter__(self) -> Iterator[Turn]:
-        """The turns of all optimizers that got beyond ready."""
-        return (turn for turn in self._turns if turn.stage is not Stage.READY)
+    def turns(self) -> list[Turn]:
+        """Return the turns of all optimizers that got beyond ready."""
+        return [turn for turn in self._turns if turn.stage is not Stage.READY]
 
     def in_progress(self) -> bool:
         """Whether any optimizer is between ready and the next ``clear``."""
-        return any(True for _ in self)
+        return bool(self.turns())
 
     def clear(self) -> None:
         """Return every optimizer to ready."""

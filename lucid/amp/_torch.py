@@ -35,6 +35,8 @@ PRIVATE: dict[str, Any] = {
         "_foreach_copy_",
         "_C._group_tensors_by_device_and_dtype",
         "_C._set_grad_enabled",
+        "_C._are_functorch_transforms_active",
+        "_C._autograd._top_saved_tensors_default_hooks",
         "_utils._flatten_dense_tensors",
     )
 } | {name: name for name in ("_step_supports_amp_scaling", "_fsdp_flattened")}
@@ -64,10 +66,8 @@ def without_grad(function: _Function) -> _Function:
 
 def by_device_and_dtype(tensors: list[Tensor]) -> list[tuple[torch.device, torch.dtype, list[Tensor]]]:
     """Return the tensors in buckets of one device and one dtype each."""
-    if tensors and tensors[0].is_cpu:
-        dtype = tensors[0].dtype
-        if all(tensor.is_cpu and tensor.dtype is dtype for tensor in tensors):
-            return [(tensors[0].device, dtype, tensors)]
+    if tensors and all([tensor.is_cpu for tensor in tensors]) and len({tensor.dtype for tensor in tensors}) == 1:
+        return [(tensors[0].device, tensors[0].dtype, tensors)]
     group = PRIVATE["_group_tensors_by_device_and_dtype"]
     if group is not None and tensors:
         return [(device, dtype, lists[0]) for (device, dtype), (lists, _) in group([tensors], False).items()]
@@ -212,7 +212,7 @@ def version(tensor: Tensor) -> int:
 
 def function_transforms_are_active() -> bool:
     """Whether ``torch.func`` or forward-mode differentiation is at work; False if unknown."""
-    functorch = getattr(torch._C, "_are_functorch_transforms_active", None)
+    functorch = PRIVATE["_are_functorch_transforms_active"]
     forward = getattr(torch.autograd.forward_ad, "_current_level", -1)
     return forward >= 0 or (functorch is not None and functorch())
 
@@ -223,7 +223,7 @@ def checkpoint() -> object:
     It is the hook that will see the next tensor saved for backward, if a checkpoint's; without the private
     name, the innermost call into that module.
     """
-    top = getattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None)
+    top = PRIVATE["_top_saved_tensors_default_hooks"]
     if top is not None:
         hooks = top(True)
         return hooks[0] if hooks and hooks[0].__module__ == _CHECKPOINT else None

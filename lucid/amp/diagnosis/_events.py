@@ -156,6 +156,6 @@ class _LucidTaps(Taps):
     def on_unscale_(self, method: Callable[..., Any], optimizer: Any) -> Any:
         """Unscale; then tell an overflow. The read is the one that ``step`` would make, and makes no more."""
         result = method(optimizer)
-        if self.scaler._overflowed(self.scaler._stages.of(optimizer)):
+        if self.scaler._unscaling.overflowed(self.scaler._stages.of(optimizer)):
             self.tell("overflowed", optimizer, tuple(gradients_of(optimizer)))
         return result

@@ -1,0 +1,106 @@
+"""What do scale, step and update cost on a model of two parameters, beyond the bare optimizer step?
+
+Times single iterations in turn in one process: the bare step, PyTorch's scaler, lucid's. Prints the medians of what
+each scaler adds, and the median of the pairwise ratios.
+
+usage: python benchmarks/fixed_cost.py [--device cuda] [--pairs N] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from lucid.amp import GradScaler
+
+OPTIMIZERS: dict[str, Callable[[list[Parameter]], torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
+    "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
+}
+
+
+def iteration(scaler: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> Callable[[], None]:
+    """One scaled iteration without forward and backward."""
+
+    def run() -> None:
+        scaler.scale(loss)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return run
+
+
+def microseconds(function: Callable[[], object], device: torch.device) -> float:
+    """How long one call takes until the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    function()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def measured(kind: str, pairs: int, device: torch.device) -> dict[str, Any]:
+    """Time the three in turn and return medians in microseconds."""
+    parameters = [Parameter(torch.zeros(shape, device=device)) for shape in ((4, 4), (4,))]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = OPTIMIZERS[kind](parameters)
+    loss = torch.ones((), device=device, requires_grad=True)
+    runs = [
+        optimizer.step,
+        iteration(torch.amp.GradScaler(device.type), optimizer, loss),
+        iteration(GradScaler(), optimizer, loss),
+    ]
+    times: list[list[float]] = [[], [], []]
+    for round_ in range(pairs + 50):
+        for run, taken in zip(runs, times, strict=True):
+            elapsed = microseconds(run, device)
+            if round_ >= 50:
+                taken.append(elapsed)
+    bare, theirs, ours = times
+    added = [statistics.median(b - a for a, b in zip(bare, other, strict=True)) for other in (theirs, ours)]
+    ratios = [(c - a) / (b - a) for a, b, c in zip(bare, theirs, ours, strict=True) if b > a]
+    return {
+        "optimizer": kind,
+        "bare_us": statistics.median(bare),
+        "torch_adds_us": added[0],
+        "lucid_adds_us": added[1],
+        "ratio": statistics.median(ratios),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pairs", type=int, default=2000, help="how often each is timed")
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if not arguments.json:
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}; microseconds, medians")
+        print(f"{'optimizer':12} {'bare':>8} {'torch adds':>11} {'lucid adds':>11} {'lucid/torch':>12}")
+    for kind in OPTIMIZERS:
+        row = measured(kind, arguments.pairs, device)
+        if arguments.json:
+            print(json.dumps(row), flush=True)
+        else:
+            print(
+                f"{kind:12} {row['bare_us']:8.1f} {row['torch_adds_us']:11.1f} {row['lucid_adds_us']:11.1f} "
+                f"{row['ratio']:12.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What does loss scaling cost between backward and the optimizer's step, beside PyTorch's scaler and beside none?
+
+Times three ways to end an iteration in turn in one process, on gradients that are put back before each: PyTorch's
+scaler, lucid's, and float32 without a scaler. Prints a table of medians and of the medians of pairwise ratios. On CUDA
+it also prints how many bytes a second the gradients' passes come to, against a device-to-device copy.
+
+usage: python benchmarks/gradient_path.py [--device cuda] [--pairs N] [--set NAME ...] [--optimizer NAME ...] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import clip_grad_norm_
+
+from lucid.amp import GradScaler
+
+SCALE = 2.0**16
+MAX_NORM = 1.0
+
+
+def gpt2_small() -> list[tuple[int, ...]]:
+    """The 148 shapes of GPT-2 small (124 million parameters): Radford et al. 2019, tied output embedding."""
+    width, tokens, positions = 768, 50257, 1024
+    block: list[tuple[int, ...]] = [
+        *[(width,)] * 2,
+        (width, 3 * width),
+        (3 * width,),
+        (width, width),
+        (width,),
+        *[(width,)] * 2,
+        (width, 4 * width),
+        (4 * width,),
+        (4 * width, width),
+        (width,),
+    ]
+    return [(tokens, width), (positions, width), *block * 12, (width,), (width,)]
+
+
+SETS: dict[str, list[tuple[int, ...]]] = {
+    "50 of 1024x1024": [(1024, 1024)] * 50,
+    "5000 of 64": [(64,)] * 5000,
+    "60 of 512x512, 200 of 512": [(512, 512)] * 60 + [(512,)] * 200,
+    "GPT-2 small": gpt2_small(),
+    "1e9 parameters": [(4096, 4096)] * 59 + [(10_137_600,)],
+}
+DEFAULT_SETS = {"cpu": list(SETS)[:4], "cuda": list(SETS)}
+OPTIMIZERS: dict[str, Callable[[list[Parameter]], torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
+    "SGD fused": lambda parameters: torch.optim.SGD(parameters, lr=1e-6, fused=True),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
+    "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
+}
+
+
+class Row(NamedTuple):
+    """One line of the table; times in milliseconds, ratios as medians over pairs."""
+
+    tensors: str
+    optimizer: str
+    clip: bool
+    torch_ms: float
+    lucid_ms: float
+    none_ms: float
+    torch_over_lucid: float
+    lucid_over_none: float
+
+
+class Rival:
+    """One way to end an iteration: gradients go in scaled or true, parameters come out stepped."""
+
+    def __init__(self, parameters: list[Parameter], optimizer: torch.optim.Optimizer, clip: bool) -> None:
+        self.parameters, self.optimizer, self.clip = parameters, optimizer, clip
+
+    def clip_true(self) -> None:
+        """Clip gradients that hold their true values."""
+        if self.clip:
+            clip_grad_norm_(self.parameters, MAX_NORM)
+
+
+class WithoutScaler(Rival):
+    """float32: clip, step."""
+
+    scale = 1.0
+
+    def end(self) -> None:
+        """End the iteration."""
+        self.clip_true()
+        self.optimizer.step()
+
+
+class WithTorch(Rival):
+    """PyTorch's scaler: unscale, clip, step, update."""
+
+    scale = SCALE
+
+    def __init__(self, parameters: list[Parameter], optimizer: torch.optim.Optimizer, clip: bool) -> None:
+        super().__init__(parameters, optimizer, clip)
+        device = parameters[0].device
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=10**6)
+        self.scaler.scale(torch.ones((), device=device))
+
+    def end(self) -> None:
+        """End the iteration."""
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+        self.clip_true()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class WithLucid(Rival):
+    """lucid's scaler: unscale and clip at once, step, update."""
+
+    scale = SCALE
+
+    def __init__(self, parameters: list[Parameter], optimizer: torch.optim.Optimizer, clip: bool) -> None:
+        super().__init__(parameters, optimizer, clip)
+        self.scaler = GradScaler(init_scale=SCALE, growth_interval=10**6)
+
+    def end(self) -> None:
+        """End the iteration."""
+        if self.clip:
+            self.scaler.clip_grad_norm_(self.optimizer, MAX_NORM)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def milliseconds(function: Callable[[], None], device: torch.device) -> float:
+    """How long a call takes until the device is done."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        function()
+        return (time.perf_counter() - begin) * 1e3
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    function()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop)
+
+
+def measured(name: str, kind: str, clip: bool, pairs: int, device: torch.device) -> Row:
+    """Time the three ways in turn on one set of tensors and one optimizer."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    parameters = [Parameter(torch.zeros(shape, device=device)) for shape in SETS[name]]
+    # Every way pays for the same copy back before it is timed; its own gradients it may change.
+    true = [torch.randn(p.shape, device=device, generator=generator).mul_(1e-3) for p in parameters]
+    for parameter, gradient in zip(parameters, true, strict=True):
+        parameter.grad = gradient.clone()
+    optimizer = OPTIMIZERS[kind](parameters)
+    rivals = [way(parameters, optimizer, clip) for way in (WithTorch, WithLucid, WithoutScaler)]
+    times: list[list[float]] = [[], [], []]
+    for round_ in range(pairs + 2):
+        for rival, taken in zip(rivals, times, strict=True):
+            put_back(parameters, true, rival.scale)
+            elapsed = milliseconds(rival.end, device)
+            if round_ >= 2:
+                taken.append(elapsed)
+    theirs, ours, none = times
+    return Row(
+        name,
+        kind,
+        clip,
+        *(statistics.median(taken) for taken in times),
+        statistics.median(a / b for a, b in zip(theirs, ours, strict=True)),
+        statistics.median(b / c for b, c in zip(ours, none, strict=True)),
+    )
+
+
+def put_back(parameters: list[Parameter], true: list[Tensor], scale: float) -> None:
+    """Give every parameter its gradient, times the scale."""
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, true, strict=True):
+            assert parameter.grad is not None
+            torch.mul(gradient, scale, out=parameter.grad)
+
+
+def rows(arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Measure all that was asked for."""
+    for name in arguments.set or DEFAULT_SETS.get(device.type, DEFAULT_SETS["cpu"]):
+        for kind in arguments.optimizer or OPTIMIZERS:
+            for clip in (False, True):
+                yield measured(name, kind, clip, arguments.pairs, device)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes read and written by a device-to-device copy of 4 GiB, in TB/s."""
+    source = torch.zeros(2**30, device=device)
+    target = torch.empty_like(source)
+    taken = [milliseconds(lambda: target.copy_(source) and None, device) for _ in range(12)][2:]
+    return 2 * source.nbytes / statistics.median(taken) / 1e9
+
+
+def reach(row: Row) -> str:
+    """The bytes that clipping's passes move (two reads, one write of every gradient), in TB/s."""
+    elements = sum(torch.Size(shape).numel() for shape in SETS[row.tensors])
+    plain = next(
+        (r.none_ms for r in _seen if (r.tensors, r.optimizer, r.clip) == (row.tensors, row.optimizer, False)), None
+    )
+    if not row.clip or plain is None or row.lucid_ms <= plain:
+        return ""
+    return f"  {3 * 4 * elements / (row.lucid_ms - plain) / 1e9:4.1f} TB/s"
+
+
+_seen: list[Row] = []
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pairs", type=int, default=15, help="how often each way is timed")
+    parser.add_argument("--set", action="append", choices=list(SETS), help="may be repeated")
+    parser.add_argument("--optimizer", action="append", choices=list(OPTIMIZERS), help="may be repeated")
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if not arguments.json:
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}; milliseconds, medians")
+        if device.type == "cuda":
+            print(f"{torch.cuda.get_device_name(device)}; a device-to-device copy: {bandwidth(device):.2f} TB/s")
+        print(f"{'gradients':26} {'optimizer':11} {'clip':4} {'torch':>8} {'lucid':>8} {'none':>8}  torch/lucid lucid/none")
+    for row in rows(arguments, device):
+        _seen.append(row)
+        if arguments.json:
+            print(json.dumps(row._asdict()), flush=True)
+            continue
+        print(
+            f"{row.tensors:26} {row.optimizer:11} {'yes' if row.clip else 'no':4} {row.torch_ms:8.2f} {row.lucid_ms:8.2f} "
+            f"{row.none_ms:8.2f}  {row.torch_over_lucid:11.2f} {row.lucid_over_none:10.2f}{reach(row) if device.type == 'cuda' else ''}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What happened to a scaler's steps and updates, kept for those who ask and told to those who listen.
+
+Knows updates, answers and listeners. Refuses to know how anything was decided.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from lucid.amp import _causes
+from lucid.amp._alarm import Alarm
+from lucid.amp._gradients import Gradient
+from lucid.amp._schedule import ScaleUpdate
+from lucid.amp._stages import Answers
+
+Hook = Callable[..., None]
+
+
+class Events:
+    """The part of a scaler that can be asked and listened to."""
+
+    def __init__(self) -> None:
+        self._answers = Answers()
+        self._updates = 0
+        self._last_update: ScaleUpdate | None = None
+        self._alarm = Alarm()
+        self._causes: list[_causes.Counts] = []
+        self._update_hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._scale_observers: OrderedDict[int, Hook] = OrderedDict()
+        self._skip_observers: OrderedDict[int, Hook] = OrderedDict()
+
+    @property
+    def last_update(self) -> ScaleUpdate | None:
+        """What the last ``update()`` did; None before the first one, and while disabled."""
+        return self._last_update
+
+    def step_was_skipped(self, optimizer: Any) -> bool:
+        """Whether that optimizer's last ``step`` through this scaler was skipped.
+
+        Answerable until its next ``step``, also after ``update``; a ``step`` that raised changes nothing. So a
+        scheduler is gated by ``if not scaler.step_was_skipped(optimizer): scheduler.step()``.
+
+        Raises:
+            RuntimeError: it was never stepped here.
+        """
+        return self._answers.skipped(optimizer)
+
+    def register_update_hook(self, hook: Callable[[Any, ScaleUpdate], None]) -> RemovableHandle:
+        """Call ``hook(scaler, update)`` at the end of each ``update()``, the new scale being in force.
+
+        Returns:
+            A handle; its ``remove()`` takes the hook away.
+        """
+        return _registered(self._update_hooks, hook)
+
+    def _observe_scale(self, observer: Hook) -> RemovableHandle:
+        """Call ``observer(scaler, outputs)`` at each ``scale(outputs)``."""
+        return _registered(self._scale_observers, observer)
+
+    def _observe_skip(self, observer: Hook) -> RemovableHandle:
+        """Call ``observer(scaler, optimizer, gradients)`` at each skip, before anything can clear them."""
+        return _registered(self._skip_observers, observer)
+
+    def _tell_scaled(self, outputs: Any) -> None:
+        for observer in list(self._scale_observers.values()):
+            observer(self, outputs)
+
+    def _tell_skipped(self, optimizer: Any, gradients: Sequence[Gradient], first: bool) -> None:
+        """Launch the counts of a skip, the first one or a further one of its iteration, and tell the observers."""
+        if first:
+            self._causes = []
+        self._causes.append(_causes.count(gradients))
+        for observer in list(self._skip_observers.values()):
+            observer(self, optimizer, gradients)
+
+    def _tell_updated(self, update: ScaleUpdate) -> None:
+        self._updates += 1
+        self._last_update = update
+        for message in self._alarm.messages(update, self._names_not_finite):
+            warnings.warn(message, stacklevel=3)
+        for hook in list(self._update_hooks.values()):
+            hook(self, update)
+
+    def _names_not_finite(self) -> list[str]:
+        return [cause.name for counts in self._causes for cause in counts.read()]
+
+
+def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

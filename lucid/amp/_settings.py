@@ -1,0 +1,94 @@
+"""What a scaler is set to, and what a checkpoint keeps of it.
+
+Knows the schedule, where it stands, and who must load the same. Refuses to know gradients and iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lucid.amp import _schedule
+from lucid.amp._consensus import Consensus
+from lucid.amp._division import Divisor
+from lucid.amp._schedule import Schedule, Standing
+
+
+class Settings:
+    """The part of a scaler that outlives an iteration: its scale, as a number and as what divides."""
+
+    def __init__(self, schedule: Schedule, standing: Standing, enabled: bool, consensus: Consensus) -> None:
+        self._enabled = enabled
+        self._schedule = schedule
+        self._consensus = consensus
+        self._standing = standing
+        self._divisor = Divisor(standing.scale)
+
+    def _stand(self, standing: Standing) -> None:
+        self._standing = standing
+        self._divisor.set(standing.scale)
+
+    def get_scale(self) -> float:
+        """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""
+        return self._standing.scale if self._enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Return whether the scaler scales."""
+        return self._enabled
+
+    def get_growth_factor(self) -> float:
+        """Return what the scale is multiplied by when it grows."""
+        return self._schedule.growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Set what the scale is multiplied by when it grows: finite and > 1."""
+        self._schedule = replace(self._schedule, growth_factor=new_factor)
+
+    def get_backoff_factor(self) -> float:
+        """Return what the scale is multiplied by after an overflow."""
+        return self._schedule.backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Set what the scale is multiplied by after an overflow: in (0, 1)."""
+        self._schedule = replace(self._schedule, backoff_factor=new_factor)
+
+    def get_growth_interval(self) -> int:
+        """Return how many overflow-free updates in a row make the scale grow."""
+        return self._schedule.growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set how many overflow-free updates in a row make the scale grow: at least 1."""
+        self._schedule = replace(self._schedule, growth_interval=new_interval)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, its settings and its count as plain numbers, under PyTorch's five keys."""
+        return self._schedule.state_dict(self._standing)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, of this scaler or PyTorch's; all of it or, on an error, nothing.
+
+        Args:
+            state_dict: ``scale``, ``growth_factor``, ``backoff_factor``, ``growth_interval`` and
+                ``_growth_tracker`` (or ``growth_tracker``). An empty one, which PyTorch's disabled scaler saves,
+                is ignored while disabled.
+
+        Raises:
+            TypeError, ValueError: a value that the constructor would refuse; a missing or unknown key.
+            RuntimeError: an empty dict while enabled; or the ranks of the process group load different values.
+        """
+        if state_dict == {} and not self._enabled:
+            return
+        try:
+            schedule, standing = _schedule.loaded(state_dict)
+        except Exception as refusal:
+            self._consensus.agree_on_load(None, refusal)
+            raise
+        self._consensus.agree_on_load(schedule.state_dict(standing))
+        self._schedule = schedule
+        self._stand(standing)
+
+    def __repr__(self) -> str:
+        """Return scale, count and settings in one line."""
+        state = ", ".join(f"{key.lstrip('_')}={value}" for key, value in self.state_dict().items())
+        return f"{type(self).__name__}({state}, enabled={self._enabled})"

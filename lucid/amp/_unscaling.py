@@ -1,0 +1,96 @@
+"""Unscaling in an iteration: every gradient divided once, and one verdict for all ranks that share it.
+
+Knows optimizers with their turns, the divisor and the other ranks. Refuses to know when a scale moves and whether an
+optimizer steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lucid.amp import _clip, _fused, _torch
+from lucid.amp._clip import Clipped, Clipping
+from lucid.amp._consensus import Consensus, Poll
+from lucid.amp._division import Divisor
+from lucid.amp._gradients import Gradients
+from lucid.amp._memory import Seen
+from lucid.amp._reading import Reading
+from lucid.amp._stages import Stage, Turn
+
+
+class Unscaling:
+    """The gradients of one iteration: those divided so far, and how the next ones are."""
+
+    def __init__(self, divisor: Divisor, consensus: Consensus) -> None:
+        self._divisor = divisor
+        self._consensus = consensus
+        self._divided = Seen()
+
+    def clear(self) -> None:
+        """Begin another iteration: what was divided may be divided again."""
+        self._divided.clear()
+
+    @_torch.without_grad
+    def unscale(self, optimizer: Any, turn: Turn, in_kernel: bool = False) -> Reading | None:
+        """Divide an optimizer's gradients, or return the reading that lets its own kernel do it.
+
+        Args:
+            optimizer: whose gradients are divided.
+            turn: its turn, which then is unscaled and knows the verdict.
+            in_kernel: whether the optimizer is about to be stepped.
+        """
+        groups = self._consensus.groups(optimizer)
+        gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self._divided)
+        in_kernel = in_kernel and _fused.divides(optimizer, gradients)
+        if not groups and not in_kernel:
+            verdict = self._divisor.divide_(gradients.fresh)
+            if gradients.divided:
+                verdict += self._divisor.judge(gradients.divided)
+            self._mark(turn, gradients, verdict)
+            return None
+        # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
+        reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+        overflow = reading.overflows(self._divisor) or self._divisor.read(self._divisor.judge(gradients.divided))
+        overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
+        if overflow or not in_kernel:
+            self._divisor.divide_(gradients.fresh, judged=False)
+        self._mark(turn, gradients, overflow)
+        return reading if in_kernel and not overflow else None
+
+    @_torch.without_grad
+    def clip(self, optimizer: Any, turn: Turn, clipping: Clipping) -> Clipped:
+        """Divide an optimizer's gradients and clip them, on all ranks by the norm of all."""
+        groups = self._consensus.groups(optimizer)
+        if groups:
+            gradients = self._collect(optimizer, groups, clipping.order)
+            clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, self._consensus)
+        else:
+            gradients = Gradients(optimizer, self._divided)
+            clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
+        self._mark(turn, gradients, clipped.overflow)
+        return clipped
+
+    def overflowed(self, turn: Turn) -> bool:
+        """Whether the turn's optimizer overflowed: read once by the host, and kept."""
+        if turn.overflow is not True and turn.overflow is not False:
+            turn.overflow = self._divisor.read(turn.overflow)
+        overflow: bool = turn.overflow
+        return overflow
+
+    def _collect(self, optimizer: Any, groups: Any, order: float | None = None) -> Gradients:
+        """Find the gradients; before a refusal is raised the other ranks, who clip or step, are told."""
+        try:
+            return Gradients(optimizer, self._divided)
+        except Exception as refusal:
+            if order is not None:
+                self._consensus.measure(optimizer, groups, Poll(0.0, order), refusal, self._divisor.scale)
+            else:
+                self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
+            raise
+
+    def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor]) -> None:
+        gradients.commit(self._divided)
+        turn.overflow = overflow
+        turn.stage = Stage.UNSCALED
