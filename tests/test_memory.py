@@ -151,6 +151,18 @@ def test_a_tensor_at_the_address_of_one_that_is_gone_is_new() -> None:
     assert seen.regions() == []
 
 
+def test_a_tensor_object_at_the_address_of_one_that_is_gone_is_new() -> None:
+    """Python hands the address of an object out again too."""
+    seen, storages, addresses = Seen(), torch.zeros(100, 3), set()
+    for storage in storages:
+        tensor = storage.view(3)
+        addresses.add(id(tensor))
+        assert not seen.has(tensor, _memory.region(tensor))
+        seen.add([tensor], [_memory.region(tensor)])
+        del tensor
+    assert len(addresses) < 100, "no address was used again, so nothing was shown"
+
+
 def test_memory_is_known_while_any_tensor_of_it_lives() -> None:
     """Of two objects of one memory, one may go."""
     storage = torch.zeros(3)

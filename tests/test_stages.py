@@ -110,6 +110,7 @@ def test_an_address_that_is_used_again_is_a_new_optimizer() -> None:
         with pytest.raises(RuntimeError, match="never stepped"):
             answers.skipped(optimizer)
         answers.remember(optimizer, skipped=True)
+        assert answers.skipped(optimizer) is True
         del optimizer
     assert len(addresses) < 100, "no address was used again, so nothing was shown"
 
