@@ -23,6 +23,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from lucid.amp import GradScaler
 
+HEAD = "{:26} {:11} {:4} {:>8} {:>8} {:>8} {:>11} {:>10} {:>9}"
+LINE = "{:26} {:11} {:4} {:8.2f} {:8.2f} {:8.2f} {:11.2f} {:10.2f} {:>9}"
 SCALE = 2.0**16
 MAX_NORM = 1.0
 
@@ -201,18 +203,10 @@ def bandwidth(device: torch.device) -> float:
     return 2 * source.nbytes / statistics.median(taken) / 1e9
 
 
-def reach(row: Row) -> str:
-    """The bytes that clipping's passes move (two reads, one write of every gradient), in TB/s."""
+def reach(row: Row, plain_ms: float) -> str:
+    """The bytes that clipping's passes move (two reads and one write of every gradient), in TB/s."""
     elements = sum(torch.Size(shape).numel() for shape in SETS[row.tensors])
-    plain = next(
-        (r.none_ms for r in _seen if (r.tensors, r.optimizer, r.clip) == (row.tensors, row.optimizer, False)), None
-    )
-    if not row.clip or plain is None or row.lucid_ms <= plain:
-        return ""
-    return f"  {3 * 4 * elements / (row.lucid_ms - plain) / 1e9:4.1f} TB/s"
-
-
-_seen: list[Row] = []
+    return f"{3 * 4 * elements / (row.lucid_ms - plain_ms) / 1e9:9.2f}" if row.lucid_ms > plain_ms else ""
 
 
 def main() -> None:
@@ -229,17 +223,19 @@ def main() -> None:
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}; milliseconds, medians")
         if device.type == "cuda":
             print(f"{torch.cuda.get_device_name(device)}; a device-to-device copy: {bandwidth(device):.2f} TB/s")
-        print(f"{'gradients':26} {'optimizer':11} {'clip':4} {'torch':>8} {'lucid':>8} {'none':>8}  torch/lucid lucid/none")
+        print(
+            HEAD.format("gradients", "optimizer", "clip", "torch", "lucid", "none", "torch/lucid", "lucid/none", "TB/s")
+        )
+    plain_ms = 0.0
     for row in rows(arguments, device):
-        _seen.append(row)
+        if not row.clip:
+            plain_ms = row.none_ms
         if arguments.json:
             print(json.dumps(row._asdict()), flush=True)
-            continue
-        print(
-            f"{row.tensors:26} {row.optimizer:11} {'yes' if row.clip else 'no':4} {row.torch_ms:8.2f} {row.lucid_ms:8.2f} "
-            f"{row.none_ms:8.2f}  {row.torch_over_lucid:11.2f} {row.lucid_over_none:10.2f}{reach(row) if device.type == 'cuda' else ''}",
-            flush=True,
-        )
+        else:
+            on_cuda = device.type == "cuda" and row.clip
+            rate = reach(row, plain_ms) if on_cuda else ""
+            print(LINE.format(*row[:2], "yes" if row.clip else "no", *row[3:], rate), flush=True)
 
 
 if __name__ == "__main__":

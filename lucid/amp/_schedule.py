@@ -154,7 +154,7 @@ def loaded(state_dict: object) -> tuple[Schedule, Standing]:
             "the state dict is empty: a disabled torch.amp.GradScaler saves that. Start with a fresh scaler instead "
             "of loading it, or load it into a disabled one."
         )
-    values: dict[str, Any] = {_KEYS.get(key, key): value for key, value in state_dict.items()}
+    values: dict[Any, Any] = {_KEYS.get(key, key): value for key, value in state_dict.items()}
     expected = set(_KEYS.values())
     if len(values) < len(state_dict):
         raise ValueError("the state dict holds both 'growth_tracker' and '_growth_tracker'. Nothing was loaded.")
@@ -172,7 +172,7 @@ def _refuse_keys(how: str, keys: Collection[object]) -> None:
         raise ValueError(f"the state dict {how} {names}. Pass what state_dict() returned. Nothing was loaded.")
 
 
-_KEYS = {
+_KEYS: dict[Any, str] = {
     "scale": "scale",
     "growth_factor": "growth_factor",
     "backoff_factor": "backoff_factor",
@@ -193,7 +193,7 @@ def _real(name: str, value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf
 
 
 def _whole(name: str, value: object, least: int) -> int:
