@@ -36,7 +36,8 @@ def magnitudes(operation: Operation, operands: Sequence[Tensor], gradient: Tenso
 
 def terms(operation: Operation, operands: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
     """How many products are summed in each element."""
-    return run(operation, [torch.ones_like(o, dtype=torch.float64) for o in operands], torch.ones_like(gradient).double())
+    ones = [torch.ones_like(operand, dtype=torch.float64) for operand in operands]
+    return run(operation, ones, torch.ones_like(gradient).double())
 
 
 def allowed(value: Tensor, magnitude: Tensor, count: Tensor, half: torch.dtype) -> Tensor:

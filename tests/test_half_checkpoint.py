@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lucid.amp import autocast
-from lucid.amp._autocast import checkpoint_contexts
 from lucid.amp._half import _products
 
-CONTEXTS = checkpoint_contexts
+CONTEXTS = autocast.checkpoint_contexts
 
 
 @pytest.fixture

@@ -126,6 +126,20 @@ class autocast(torch.autocast):
         """The dtype that operators are cast to, on the innermost scope's device unless one is named."""
         return torch.get_autocast_dtype(_named(device_type))
 
+    @staticmethod
+    def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """The ``context_fn`` of ``torch.utils.checkpoint.checkpoint`` for a part of a model in such a scope.
+
+        It makes the recomputation as quick as the first computation where the arithmetic is float32. Without
+        it such a part is computed natively, both times: right, only slower. It needs ``use_reentrant=False``.
+
+        Returns:
+            The contexts of the first computation and of the recomputation.
+        """
+        if _half is None:
+            return contextlib.nullcontext(), contextlib.nullcontext()
+        return _half.checkpoint_contexts()
+
     def __enter__(self) -> autocast:
         """Enter; an instance may be entered again before it is left."""
         if torch.compiler.is_compiling():
@@ -178,20 +192,6 @@ class autocast(torch.autocast):
             if is_kind(func):
                 return cast("_Function", functools.wraps(func)(decorate(self, func)))
         return cast("_Function", super().__call__(func))  # type: ignore[no-untyped-call]
-
-
-def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The ``context_fn`` of ``torch.utils.checkpoint.checkpoint`` for a part that runs in an ``autocast`` scope.
-
-    It makes the recomputation as quick as the first computation where ``autocast`` computes in float32. Without
-    it such a part is computed natively, both times: right, only slower. It needs ``use_reentrant=False``.
-
-    Returns:
-        The contexts of the first computation and of the recomputation.
-    """
-    if _half is None:
-        return contextlib.nullcontext(), contextlib.nullcontext()
-    return _half.checkpoint_contexts()
 
 
 def _named(device_type: str | torch.device | None) -> str:

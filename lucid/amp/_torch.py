@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -204,17 +205,21 @@ def frame_skipper() -> Callable[[], object]:
     return _find("_dynamo.skip_frame") or torch.compiler.is_compiling
 
 
-def version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; always 0 where that is not told."""
-    count: int = 0 if tensor.is_inference() else getattr(tensor, "_version", 0)
-    return count
+def version(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None where that is not told."""
+    return None if tensor.is_inference() else getattr(tensor, "_version", None)
 
 
 def function_transforms_are_active() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is at work; False if unknown."""
-    functorch = PRIVATE["_are_functorch_transforms_active"]
-    forward = getattr(torch.autograd.forward_ad, "_current_level", -1)
-    return forward >= 0 or (functorch is not None and functorch())
+    """Whether ``torch.func`` or forward-mode differentiation is at work."""
+    functorch = getattr(getattr(torch, "_C", None), "_are_functorch_transforms_active", None)
+    if functorch is not None:
+        return functorch() or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+    try:
+        _Probe.apply(torch.empty(0))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return True
+    return False
 
 
 def checkpoint() -> object:
@@ -228,12 +233,25 @@ def checkpoint() -> object:
         hooks = top(True)
         return hooks[0] if hooks and hooks[0].__module__ == _CHECKPOINT else None
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != _CHECKPOINT:
+    while frame is not None and not _is_in_checkpoint(frame):
+        frame = frame.f_back
+    # It enters its contexts one call deeper than it runs the function.
+    while frame is not None and _is_in_checkpoint(frame.f_back):
         frame = frame.f_back
     return frame
 
 
+def _is_checkpoint(frame: types.FrameType) -> bool:
+    # The generator that enters the contexts waits, and is off the stack, while the checkpointed part runs.
+    waits = frame.f_code.co_flags & inspect.CO_GENERATOR
+    return frame.f_globals.get("__name__") == _CHECKPOINT and not waits
+
+
 _CHECKPOINT = "torch.utils.checkpoint"
+
+
+def _is_in_checkpoint(frame: types.FrameType | None) -> bool:
+    return frame is not None and frame.f_globals.get("__name__") == _CHECKPOINT
 
 
 def common_store() -> Any | None:

@@ -27,14 +27,16 @@ class Weights:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[int, torch.dtype, bool, Convert], tuple[Tensor, int, Tensor]] = {}
+        self._copies: dict[tuple[int, torch.dtype, bool, Convert], tuple[Tensor, int | None, Tensor]] = {}
 
     def cast(self, weight: Tensor, half: torch.dtype, convert: Convert) -> Tensor:
         """Return the copy of ``weight`` in ``half``, made by ``convert`` where there is none yet."""
         key = (id(weight), half, torch.is_grad_enabled(), convert)
         version = _torch.version(weight)
         held = self._copies.get(key)
-        if held is None or held[1] != version:
+        if version is None:
+            return convert(weight, half)
+        if held is None or version is None or held[1] != version:
             # The weight is held too, so that no other tensor takes its id.
             self._copies[key] = held = (weight, version, convert(weight, half))
         return held[2]
