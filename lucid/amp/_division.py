@@ -186,15 +186,15 @@ def _multiplies_exactly(scale: float) -> bool:
 
 def read(verdict: list[Tensor]) -> bool:
     """Whether any flag of a verdict is above zero: one host read, none for an empty verdict."""
-    return max(numbers(verdict), default=0.0) > 0
+    return bool(verdict) and max(numbers(verdict)) > 0
 
 
 def numbers(tensors: list[Tensor]) -> list[float]:
     """Return the values of zero-dimensional tensors of any devices and dtypes in one host read."""
+    if len(tensors) == 1:
+        return [tensors[0].item()]
     if not tensors:
         return []
-    if len(tensors) == 1:
-        return [float(tensors[0].item())]
     device = next((tensor.device for tensor in tensors if not tensor.is_cpu), tensors[0].device)
     dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
     values: list[float] = torch.stack([tensor.to(device, dtype) for tensor in tensors]).tolist()

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 _ACCEPTED = "a ProcessGroup, a DeviceMesh, a sequence of them, or {optimizer: one of these}"
 
+_AVAILABLE = dist.is_available()
+
 
 def running() -> bool:
     """Whether there are other processes to agree with."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _AVAILABLE and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def flatten(spread: Spread) -> tuple[Group, ...]:

@@ -67,8 +67,10 @@ def without_grad(function: _Function) -> _Function:
 
 def by_device_and_dtype(tensors: list[Tensor]) -> list[tuple[torch.device, torch.dtype, list[Tensor]]]:
     """Return the tensors in buckets of one device and one dtype each."""
-    if tensors and all([tensor.is_cpu for tensor in tensors]) and len({tensor.dtype for tensor in tensors}) == 1:
-        return [(tensors[0].device, tensors[0].dtype, tensors)]
+    if tensors and all([tensor.is_cpu for tensor in tensors]):
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) == 1:
+            return [(tensors[0].device, dtypes.pop(), tensors)]
     group = PRIVATE["_group_tensors_by_device_and_dtype"]
     if group is not None and tensors:
         return [(device, dtype, lists[0]) for (device, dtype), (lists, _) in group([tensors], False).items()]
