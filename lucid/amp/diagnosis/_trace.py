@@ -65,7 +65,7 @@ class Forward:
 
     inputs: tuple[Any, Any]
     surroundings: Surroundings
-    versions: list[int]
+    versions: list[int | None]
     print: list[Tensor] = field(default_factory=list)
 
 
