@@ -1,6 +1,5 @@
 """Which tensors are the same memory, and which overlap, against a count of every byte."""
 
-import gc
 import itertools
 import weakref
 
@@ -142,13 +141,14 @@ def test_a_tensor_is_known_until_clear() -> None:
 def test_a_tensor_at_the_address_of_one_that_is_gone_is_new() -> None:
     """The allocator hands an address out again; the object decides."""
     storage = torch.zeros(3)
-    first = storage.view(3)
-    seen = remembered(first)
-    place = _memory.region(first)
-    del first
-    gc.collect()
-    assert not seen.has(storage.view(3), place)
-    assert seen.regions() == []
+    place = _memory.region(storage)
+    for asked_before in (False, True):
+        first = storage.view(3)
+        seen = remembered(first)
+        assert not asked_before or seen.has(first, place)
+        del first
+        assert not seen.has(storage.view(3), place)
+        assert seen.regions() == []
 
 
 def test_a_tensor_object_at_the_address_of_one_that_is_gone_is_new() -> None:
