@@ -192,6 +192,14 @@ def test_a_hook_may_remove_itself_and_load_another_scale() -> None:
     assert scaler.get_scale() == 128.0
 
 
+def test_a_hook_that_cannot_be_called_is_refused_where_it_is_given() -> None:
+    """And not at some later update."""
+    scaler = GradScaler()
+    with pytest.raises(TypeError, match=r"hook must be callable.*'no hook'"):
+        scaler.register_update_hook("no hook")  # type: ignore[arg-type]
+    scaler.update()
+
+
 def test_a_refused_update_is_no_update() -> None:
     """No hook runs for it."""
     scaler = GradScaler()

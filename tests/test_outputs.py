@@ -292,3 +292,19 @@ def test_a_validation_pass_in_inference_mode_may_come_first() -> None:
     scaler.scale(leaf.sum()).backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [8.0, 8.0]
+
+
+def test_a_first_use_inside_a_capture_is_refused(device: torch.device) -> None:
+    """The factor must lie outside the graph that follows it: RuntimeError says to call scale once before."""
+    if device.type != "cuda":
+        pytest.skip("only CUDA captures graphs")
+    scaler, loss = GradScaler(4.0), torch.ones((), device=device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match=r"Call scale\(\) once"):
+        scaler.scale(loss)
+    scaler.scale(loss)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        scaled = scaler.scale(loss)
+    scaler.update(16.0)
+    graph.replay()
+    assert scaled.item() == 16.0

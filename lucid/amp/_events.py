@@ -91,6 +91,8 @@ class Events:
 
 
 def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
+    if not callable(hook):
+        raise TypeError(f"a hook must be callable, got {hook!r} of type {type(hook).__name__}")
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
