@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -213,15 +212,14 @@ def version(tensor: Tensor) -> int | None:
 
 
 def function_transforms_are_active() -> bool:
-    """Whether ``torch.func`` or forward-mode differentiation is at work."""
-    functorch = getattr(getattr(torch, "_C", None), "_are_functorch_transforms_active", None)
-    if functorch is not None:
-        return functorch() or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
-    try:
-        _Probe.apply(torch.empty(0))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return True
-    return False
+    """Whether ``torch.func`` or forward-mode differentiation is at work; without private names, ``torch.func``."""
+    active = PRIVATE["_are_functorch_transforms_active"]
+    if active is not None:
+        return active() or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("torch._functorch."):
+        frame = frame.f_back
+    return frame is not None
 
 
 def checkpoint() -> object:
@@ -241,12 +239,6 @@ def checkpoint() -> object:
     while frame is not None and _is_in_checkpoint(frame.f_back):
         frame = frame.f_back
     return frame
-
-
-def _is_checkpoint(frame: types.FrameType) -> bool:
-    # The generator that enters the contexts waits, and is off the stack, while the checkpointed part runs.
-    waits = frame.f_code.co_flags & inspect.CO_GENERATOR
-    return frame.f_globals.get("__name__") == _CHECKPOINT and not waits
 
 
 _CHECKPOINT = "torch.utils.checkpoint"
