@@ -292,4 +292,4 @@ from torch import (
     vstack as vstack, wait as wait, where as where, while_loop as while_loop, windows as windows,
     xlogy as xlogy, xlogy_ as xlogy_, xpu as xpu, zero_ as zero_, zeros as zeros, zeros_like as zeros_like,
 )
-from torch.utils.dlpack import from_dlpack as from_dlpack, to_dlpack as to_dlpack
+from torch.utils.dlpack import from_dlpack as from_dlpack, to_dlpack as to_dlpack  # type: ignore[attr-defined]
