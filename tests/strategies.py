@@ -33,11 +33,13 @@ class World:
         dtypes: of each parameter.
         optimizers: the kind of each, and its parameters, which others may hold too.
         settings: scale, growth factor, backoff factor and growth interval.
+        in_kernel: whether fused optimizers divide in their kernels, however small the gradients.
     """
 
     dtypes: tuple[str, ...]
     optimizers: tuple[tuple[str, tuple[int, ...]], ...]
     settings: tuple[float, float, float, int]
+    in_kernel: bool
 
 
 Call = tuple[str, tuple[Any, ...]]
@@ -55,6 +57,7 @@ def worlds() -> st.SearchStrategy[World]:
         settings=st.tuples(
             st.sampled_from(SCALES), st.sampled_from([2.0, 1.1, 1e30]), st.sampled_from([0.5, 0.7]), st.integers(1, 3)
         ),
+        in_kernel=st.booleans(),
     )
 
 
