@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,3 +203,17 @@ def test_nothing_remains_outside() -> None:
     with autocast("cpu", flush_subnormals=True):
         pass
     assert (x * 0.25).item() == 2.0**-15
+
+
+def test_the_rehearsal() -> None:
+    """In ``examples/rehearse_metal.py`` unscaled float16 loses its gradients and diverges; scaled it does not."""
+    root = pathlib.Path(__file__).parents[1]
+    command = [sys.executable, "-W", "error", str(root / "examples" / "rehearse_metal.py"), "25"]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    (plain_zero, plain), (alone_zero, alone), (scaled_zero, scaled) = [(float(r[-4][:-1]), float(r[-1])) for r in rows]
+    assert plain_zero < 1 and scaled_zero < 5 and alone_zero > 90
+    assert abs(scaled - plain) < 0.05
+    assert alone > plain + 0.3
