@@ -648,7 +648,10 @@ def test_an_interruption_ends_cleanly(
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process alone")
 def test_ctrl_c_ends_a_real_process_without_a_traceback(tmp_path: Path) -> None:
     """SIGINT in the middle of a training ends the process with status 130 and no traceback."""
-    typed = [sys.executable, "-m", "lucid.amp", "demo", "--steps", "100000", "--out", str(tmp_path)]
+    # A shell that starts the tests in the background has them ignore SIGINT, and their children too.
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import lucid.amp.__main__"
+    program = f"{program} as command; raise SystemExit(command.main())"
+    typed = [sys.executable, "-c", program, "demo", "--steps", "100000", "--out", str(tmp_path)]
     with subprocess.Popen(typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
