@@ -65,13 +65,13 @@ def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def tested_paths(request: pytest.FixtureRequest) -> None:
+def kernels_are_known(request: pytest.FixtureRequest) -> None:
     """Skip where PyTorch's private names are hidden: no kernel divides then."""
     if request.config.getoption("--public-torch"):
         pytest.skip("without PyTorch's private name no kernel is known to divide")
 
 
-@pytest.mark.usefixtures("tested_paths")
+@pytest.mark.usefixtures("kernels_are_known")
 def test_the_kernel_divides_where_it_is_worth_it(
     make: Any, in_kernel: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:

@@ -124,7 +124,9 @@ def test_of_two_tensors_of_one_memory_one_may_go() -> None:
 def test_empty_gradients_are_no_same_memory() -> None:
     """Two empty gradients may have one address; nothing is to be divided, and nothing is refused."""
     pair = [parameter(torch.zeros(0)), parameter(torch.zeros(0, 3))]
-    GradScaler().step(sgd(*pair, parameter(torch.ones(2))))
+    full = parameter(torch.full((2,), 12.0))
+    GradScaler(4.0).step(sgd(*pair, full))
+    assert full.tolist() == [-3.0] * 2
 
 
 def test_a_fresh_backward_is_divided_again() -> None:

@@ -277,7 +277,7 @@ class Machine:
 
     # What must agree.
 
-    def agree(self) -> None:
+    def check(self) -> None:
         """Compare all that can be seen."""
         assert tuple(self.scaler.state_dict().values()) == self.standing()
         assert self.scaler.get_scale() == self.model.scale
@@ -288,7 +288,7 @@ class Machine:
                 np.testing.assert_array_equal(numbers(parameter.grad), grad.values)
         for opt, model in zip(self.optimizers, self.models, strict=True):
             assert self.answer(opt) == model.last_skipped
-        self.agree_on_last_update()
+        self.check_last_update()
 
     def answer(self, opt: Any) -> bool | None:
         """Whether the last step was skipped; None where there was none."""
@@ -297,7 +297,7 @@ class Machine:
         except RuntimeError:
             return None
 
-    def agree_on_last_update(self) -> None:
+    def check_last_update(self) -> None:
         """Compare the record of the last update; the order of a refused optimizer is not looked at here."""
         update, expected = self.scaler.last_update, self.model.last_update
         assert (update is None) == (expected is None)
@@ -323,4 +323,4 @@ def test_any_sequence_of_calls_does_what_the_reference_does(world: World, progra
         patch.setattr(_fused, "WORTHWHILE", 0 if world.in_kernel else 2**62)
         for name, arguments in program:
             getattr(machine, name)(*arguments)
-            machine.agree()
+            machine.check()

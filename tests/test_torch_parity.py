@@ -127,7 +127,7 @@ class Training:
         return [parameter.detach() for parameter in self.model.parameters()]
 
 
-def train_both(kind: Any, settings: dict[str, Any], overflows: set[int] = OVERFLOWS) -> None:
+def check_same_training(kind: Any, settings: dict[str, Any], overflows: set[int] = OVERFLOWS) -> None:
     """50 steps with both scalers; after each the parameters and the scale are equal."""
     ours = Training(kind, settings, GradScaler(**SETTINGS))
     theirs = Training(kind, settings, torch.amp.GradScaler("cpu", **SETTINGS))
@@ -147,7 +147,7 @@ def test_every_optimizer_trains_as_with_pytorchs_scaler(
 ) -> None:
     """Bit for bit over 50 steps with overflows in between, the first two steps among them."""
     monkeypatch.setattr(_fused, "WORTHWHILE", worthwhile)
-    train_both(kind, {**EXTRA.get(kind.__name__, {}), **form})
+    check_same_training(kind, {**EXTRA.get(kind.__name__, {}), **form})
 
 
 @pytest.mark.parametrize(("form", "worthwhile"), FORMS.values(), ids=FORMS)
@@ -156,7 +156,7 @@ def test_sgd_with_momentum_trains_as_with_pytorchs_scaler(
 ) -> None:
     """Where PyTorch's fused form uses uninitialised memory, after an overflow in its first step, it is not compared."""
     monkeypatch.setattr(_fused, "WORTHWHILE", worthwhile)
-    train_both(
+    check_same_training(
         torch.optim.SGD,
         {"lr": 0.01, "momentum": 0.9, "nesterov": True, **form},
         OVERFLOWS - {0, 1} if "fused" in form else OVERFLOWS,
@@ -166,7 +166,7 @@ def test_sgd_with_momentum_trains_as_with_pytorchs_scaler(
 @pytest.mark.parametrize("kind", [Own, Duck])
 def test_an_optimizer_of_a_users_own_trains_as_with_pytorchs_scaler(kind: Any) -> None:
     """A subclass of Optimizer, and an object that only has param_groups and step."""
-    train_both(kind, {})
+    check_same_training(kind, {})
 
 
 def test_no_optimizer_is_left_out() -> None:
