@@ -248,6 +248,15 @@ def test_outputs_follow_a_scale_that_has_moved() -> None:
     assert [row.what for row in ranges(model, scaler).rows] == ["parameter", "parameter"]
 
 
+def test_what_is_lost_inside_the_backward_is_told() -> None:
+    """A gradient that float16 would flush at an output, though the parameters' gradients are large, is named."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    model[1].weight.data.fill_(2.0**-30)
+    watch(model, outputs=1)
+    model(torch.tensor([2.0**30])).sum().backward()
+    assert 'at the output of "0": 100 % of what is not zero' in str(ranges(model))
+
+
 def test_an_output_beyond_float16_is_told() -> None:
     """A float32 run whose activations would overflow learns it."""
     model = nn.Sequential(nn.Linear(1, 1))

@@ -127,6 +127,7 @@ def findings(report: Ranges) -> list[str]:
     """What the numbers say."""
     return [
         *(_with_scaler(report) if report.scale is not None else _without_scaler(report)),
+        *_inside_the_backward(report),
         *_recommendation(report),
         *_beyond_gradients(report),
         _NOT_BY_ITSELF,
@@ -161,6 +162,16 @@ def _without_scaler(report: Ranges) -> Iterator[str]:
         yield (
             f"These gradients span more than float16 holds: even at the best scale, {percent(best)} % of what is not "
             f'zero is flushed, most in "{worst.name}" ({percent(worst.flushed(shift))} %). bfloat16 would keep them.'
+        )
+
+
+def _inside_the_backward(report: Ranges) -> Iterator[str]:
+    """What is lost at a module's output is lost to every layer before it: no parameter's gradient shows that."""
+    worst = max((row for row in report.rows if row.what == "output"), key=lambda row: row.flushed(), default=None)
+    if worst is not None and worst.flushed() > TOLERABLE:
+        yield (
+            f"Inside the backward most is flushed at the output of {few([worst.name])}: {percent(worst.flushed())} % of "
+            "what is not zero, and with it as much of the gradients of all layers before."
         )
 
 
