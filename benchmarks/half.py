@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import statistics
 import time
@@ -113,7 +114,7 @@ def gpt2() -> Step:
     """GPT-2 of ``transformers``, two layers, 128 wide, 1000 tokens known, 8 sequences of 64."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=1000, n_positions=64, n_embd=128, n_layer=2, n_head=4)
+    config = GPT2Config(1000, 64, n_embd=128, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config).train()
     tokens = torch.randint(0, 1000, (8, 64))
     return _step(model, lambda: model(input_ids=tokens, labels=tokens).loss)
@@ -192,13 +193,16 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=sorted(MODELS))
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    models = list(given.model or MODELS)
+    if importlib.util.find_spec("transformers") is None and {"gpt2", "vit"} & set(models):
+        parser.exit(2, "gpt2 and vit need transformers: pip install transformers, or name other models with --model\n")
     dtypes = [getattr(torch, name) for name in given.dtype or ("float16", "bfloat16")]
     for dtype in dtypes:
         print(f"{dtype}: {autocast('cpu', dtype).arithmetic_by_kind}")
     print("| model | dtype | float32, ms | torch.autocast / float32 | lucid.amp.autocast / float32 |")
     print("|---|---|---|---|---|")
     rows = []
-    for name in given.model or MODELS:
+    for name in models:
         for dtype in dtypes:
             row = measure(name, dtype, given.pairs)
             rows.append(row)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lucid.amp import autocast
-from lucid.amp._half import _mode
+from lucid.amp._half import _mode, _processor
 
 
 class Spy:
@@ -74,6 +74,13 @@ def test_replaces_inside_and_not_outside(spy: Spy) -> None:
 def test_native_turns_nothing_on() -> None:
     """With native arithmetic there is no mode at all."""
     with autocast("cpu", arithmetic="native"):
+        assert not is_any_mode_on()
+
+
+def test_units_for_everything_turn_nothing_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where "auto" picks native for every kind of operator there is no mode either."""
+    monkeypatch.setattr(_processor, "faster", lambda _: dict.fromkeys(_processor.KINDS, "native"))
+    with autocast("cpu"):
         assert not is_any_mode_on()
 
 

@@ -158,13 +158,14 @@ class autocast(torch.autocast):
 
     def _enter_half(self) -> bool:
         """Turn the arithmetic on where it can matter, and say whether that was so."""
-        arithmetic, flushes = self._half_settings
         if _half is None or not torch.is_autocast_enabled(self.device):
             return False
-        # Inside another scope even "native" must be said.
-        if not flushes and (self.device != "cpu" or (arithmetic == "native" and not _half.is_on())):
+        settings = _half.Settings(*self._half_settings)
+        is_native = self.device != "cpu" or set(settings.picked(self.fast_dtype).values()) == {"native"}
+        # Inside another scope of the processor even "native" must be said.
+        if is_native and not settings.flush_subnormals and not (self.device == "cpu" and _half.is_on()):
             return False
-        _half.enter(_half.Settings(arithmetic, flushes))
+        _half.enter(settings)
         return True
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
