@@ -114,7 +114,8 @@ def gpt2() -> Step:
     """GPT-2 of ``transformers``, two layers, 128 wide, 1000 tokens known, 8 sequences of 64."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(1000, 64, n_embd=128, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    size = {"vocab_size": 1000, "n_positions": 64, "n_embd": 128, "n_layer": 2, "n_head": 4}
+    config = GPT2Config(**size, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config).train()
     tokens = torch.randint(0, 1000, (8, 64))
     return _step(model, lambda: model(input_ids=tokens, labels=tokens).loss)
