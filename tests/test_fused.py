@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 def weight(gradient: Any, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> torch.nn.Parameter:
     """A parameter with this gradient."""
-    values = torch.as_tensor(gradient).to(dtype=dtype, device=device, copy=True)
+    values = torch.as_tensor(gradient, dtype=dtype).to(device, copy=True)
     made = torch.nn.Parameter(torch.ones_like(values))
     made.grad = values
     return made
@@ -105,6 +105,30 @@ def test_the_step_is_that_of_true_gradients_and_they_are_left_behind(
         assert torch.equal(ours.grad, theirs.grad)
         np.testing.assert_array_equal(numbers(ours.grad), reference.stored(quotient, dtype))
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("scale", [2.0**-126, 0.1, 1.0, 65536.0, 1000.1, 2.0**127])
+def test_no_overflow_is_missed(make: Any, scale: float, value: float, dtype: torch.dtype) -> None:
+    """In either dtype and at any scale, one element that is not finite skips the step."""
+    held, scaler = weight([1e-30, value, 0.0], dtype), GradScaler(scale)
+    optimizer = make([held])
+    scaler.step(optimizer)
+    assert scaler.step_was_skipped(optimizer)
+    assert held.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.5, 0.1, 2.0**-100])
+def test_a_quotient_that_overflows_is_not_missed(make: Any, scale: float, dtype: torch.dtype) -> None:
+    """The largest finite number over a scale below 1 is inf: skipped. What just fits is not."""
+    scaler = GradScaler(scale)
+    largest = torch.finfo(dtype).max
+    for value, skipped in ((largest, True), (largest * scaler.get_scale() * 0.9, False)):
+        optimizer = make([weight([1.0, value], dtype)])
+        scaler.step(optimizer)
+        assert scaler.step_was_skipped(optimizer) is skipped
 
 
 @pytest.mark.parametrize("scale", [4.0, 3.0])

@@ -32,9 +32,9 @@ class Reading:
 
     def overflows(self, divisor: Divisor) -> bool:
         """Whether a quotient of any tensor is not finite."""
-        limits = [_LIMITS[DIVIDES_IN[bucket[0].dtype]] * divisor.scale for bucket in self._buckets]
-        # The comparison is false for NaN too.
-        if all(math.sqrt(total) <= limit for total, limit in zip(self.sums, limits, strict=True)):
+        limits = [_LIMITS[DIVIDES_IN[bucket[0].dtype]] for bucket in self._buckets]
+        # The comparison is false for NaN too. A limit times the scale could be infinite, which bounds nothing.
+        if all(math.sqrt(total) / divisor.scale <= limit for total, limit in zip(self.sums, limits, strict=True)):
             return False
         return divisor.read(divisor.judge_quotients([tensor for bucket in self._buckets for tensor in bucket]))
 
