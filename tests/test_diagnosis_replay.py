@@ -34,7 +34,7 @@ class Does(nn.Module):
 def again(model: nn.Module, x: Tensor, half: bool = False) -> Replay:
     """A replay of ``model(x)``, under float16 autocast or in float32."""
     with torch.autocast("cpu", torch.float16, enabled=half):
-        surroundings = Surroundings(torch.device("cpu"))
+        surroundings = Surroundings([torch.device("cpu")])
     return replay(model, ((x,), {}), surroundings)
 
 
@@ -147,7 +147,7 @@ def test_modules_that_put_out_zeros() -> None:
 def test_dropout_drops_the_same_again() -> None:
     """With the random state of then, the replay's output leaves the same print."""
     model = nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.5))
-    x, surroundings = torch.randn(4, 50), Surroundings(torch.device("cpu"))
+    x, surroundings = torch.randn(4, 50), Surroundings([torch.device("cpu")])
     print_then = [number.item() for number in fingerprint(model(x))]
     torch.rand(100)
     assert replay(model, ((x,), {}), surroundings).print == print_then

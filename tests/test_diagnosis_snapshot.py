@@ -9,7 +9,7 @@ from torch import nn
 from lucid.amp import autocast
 from lucid.amp.diagnosis._snapshot import Surroundings, unchanged
 
-CPU = torch.device("cpu")
+CPU = [torch.device("cpu")]
 
 
 def test_the_random_state_comes_back_and_the_present_one_stays() -> None:

@@ -3,7 +3,9 @@
 Expected modules and kinds are known from how each small model is made. Both scalers are watched alike.
 """
 
+import copy
 import gc
+import io
 import logging
 import math
 import weakref
@@ -543,6 +545,58 @@ def test_lucid_s_scale_in_a_compiled_graph_stays_one_graph() -> None:
     scaler.step(sgd(model))
     scaler.update()
     assert explain(scaler).kind == "not known"
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's tracer warns of itself
+def test_a_watched_model_still_compiles_as_one_graph() -> None:
+    """The hooks of a watch break no graph of a function that calls the model."""
+    model = nn.Linear(4, 1)
+    silent(model, GradScaler())
+    compiled = torch.compile(lambda x: model(x).sum(), fullgraph=True, backend="eager")
+    assert compiled(batch()).item() == pytest.approx(model(batch()).sum().item())
+
+
+def test_function_transforms_of_a_watched_model(make: Callable[..., Any]) -> None:
+    """``torch.func`` over a watched model gives what it gave; a skip behind it is explained as far as can be."""
+    model, scaler = nn.Linear(4, 1), make(init_scale=4.0)
+    optimizer = sgd(model)
+    silent(model, scaler)
+    parameters = dict(model.named_parameters())
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, weights, (batch(),)).sum()
+
+    gradients = torch.func.grad(loss)(parameters)
+    assert torch.equal(gradients["weight"], batch().sum(0, keepdim=True))
+    scaler.scale(loss(parameters) * NAN).backward()
+    scaler.step(optimizer)
+    assert explain(scaler).kind == "loss not finite"
+
+
+def test_a_copy_of_a_watched_model_is_not_watched(make: Callable[..., Any]) -> None:
+    """An average of the weights, made by a deep copy, trains and saves without the watch."""
+    model, scaler = net(), make(init_scale=4.0)
+    handle = silent(model, scaler, outputs=1)
+    average = copy.deepcopy(model)
+    average(batch()).sum().backward()
+    assert handle.outputs.measured() == []
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    torch.load(file, weights_only=False)(batch()).sum().backward()
+    assert handle.outputs.measured() == []
+
+
+def test_the_model_may_move_after_the_watch_began(device: torch.device) -> None:
+    """A model that is moved to another device later is watched there, with that device's random state."""
+    model, scaler = net(), GradScaler(init_scale=4.0)
+    silent(model, scaler)
+    model.to(device)
+    x = batch().to(device)
+    x[0, 0] = NAN
+    step(model, scaler, sgd(model), x)
+    assert explain(scaler).reason == "the batch itself is not finite"
+    assert "did not reproduce" not in str(explain(scaler))
 
 
 def test_without_a_scaler_a_watch_only_measures() -> None:

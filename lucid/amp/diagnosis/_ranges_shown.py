@@ -170,8 +170,8 @@ def _inside_the_backward(report: Ranges) -> Iterator[str]:
     worst = max((row for row in report.rows if row.what == "output"), key=lambda row: row.flushed(), default=None)
     if worst is not None and worst.flushed() > TOLERABLE:
         yield (
-            f"Inside the backward most is flushed at the output of {few([worst.name])}: {percent(worst.flushed())} % of "
-            "what is not zero, and with it as much of the gradients of all layers before."
+            f"Inside the backward most is flushed at the output of {few([worst.name])}: {percent(worst.flushed())} % "
+            "of what is not zero, and with it as much of the gradients of all layers before."
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,28 +21,28 @@ except ImportError:  # then every autocast computes as PyTorch does
 
 
 class Surroundings:
-    """The random state and the autocast of this moment, for tensors on ``device``."""
+    """The random state and the autocast of this moment.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._random = _random_state(device)
-        enabled = torch.is_autocast_enabled(device.type)
-        self._autocast = (enabled, torch.get_autocast_dtype(device.type) if enabled else None)
+    Args:
+        devices: those on which a forward computes.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
+        self._random = _random_state(devices)
+        self._autocasts = {kind: _autocast(kind) for kind in {device.type for device in devices}}
         self._arithmetic = _mode.thread.settings[-1] if _mode is not None and _mode.is_on() else None
 
     @property
     def in_float16(self) -> bool:
         """Whether autocast was choosing float16."""
-        return self._autocast[1] is torch.float16
+        return torch.float16 in self._autocasts.values()
 
     def random_state(self) -> dict[str, Any]:
-        """The random state under the names of the functions that set it."""
-        python, cpu, accelerator = self._random
-        return {
-            "random.setstate": python,
-            "torch.set_rng_state": cpu,
-            f"{self._device.type}.set_rng_state": accelerator,
-        }
+        """The random state under the names of the functions that set it, with the device where there are several."""
+        python, cpu, accelerators = self._random
+        states = {f"{device}: set_rng_state": state for device, state in accelerators.items()}
+        return {"random.setstate": python, "torch.set_rng_state": cpu, **states}
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -51,17 +51,21 @@ class Surroundings:
         Weights are not kept in autocast's cache: a copy made without gradients would be used by the next
         forward of an autocast that is still open.
         """
-        present = _random_state(self._device)
-        enabled, dtype = self._autocast
-        _set_random_state(self._device, self._random)
+        present = _random_state(self._devices)
+        _set_random_state(self._random)
         try:
-            with (
-                _in_arithmetic(self._arithmetic),
-                torch.autocast(self._device.type, dtype=dtype, enabled=enabled, cache_enabled=False),
-            ):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(_in_arithmetic(self._arithmetic))
+                for kind, dtype in self._autocasts.items():
+                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
                 yield
         finally:
-            _set_random_state(self._device, present)
+            _set_random_state(present)
+
+
+def _autocast(kind: str) -> torch.dtype | None:
+    """What autocast chooses on a kind of device; None where it is off."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 @contextlib.contextmanager
@@ -77,18 +81,21 @@ def _in_arithmetic(settings: Any) -> Iterator[None]:
         _mode.leave()
 
 
-def _random_state(device: torch.device) -> tuple[Any, ...]:
-    return random.getstate(), torch.get_rng_state(), _generator_state(device)
+_RandomState = tuple[Any, torch.Tensor, dict[torch.device, torch.Tensor]]
 
 
-def _set_random_state(device: torch.device, state: tuple[Any, ...]) -> None:
-    python, cpu, accelerator = state
+def _random_state(devices: Sequence[torch.device]) -> _RandomState:
+    states = {device: state for device in devices if (state := _generator_state(device)) is not None}
+    return random.getstate(), torch.get_rng_state(), states
+
+
+def _set_random_state(state: _RandomState) -> None:
+    python, cpu, accelerators = state
     random.setstate(python)
     torch.set_rng_state(cpu)
-    if accelerator is not None:
+    for device, generator in accelerators.items():
         module: Any = torch.get_device_module(device)
-        arguments = () if device.type == "mps" else (device,)
-        module.set_rng_state(accelerator, *arguments)
+        module.set_rng_state(generator, *_place(device))
 
 
 def _generator_state(device: torch.device) -> torch.Tensor | None:
@@ -96,10 +103,13 @@ def _generator_state(device: torch.device) -> torch.Tensor | None:
     if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return None
     module: Any = torch.get_device_module(device)
-    if not hasattr(module, "get_rng_state"):
-        return None
-    state: torch.Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    state: torch.Tensor | None = module.get_rng_state(*_place(device)) if hasattr(module, "get_rng_state") else None
     return state
+
+
+def _place(device: torch.device) -> tuple[torch.device, ...]:
+    """The argument that names the device; ``torch.mps`` has one device and takes none."""
+    return () if device.type == "mps" else (device,)
 
 
 @contextlib.contextmanager

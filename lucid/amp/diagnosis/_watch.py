@@ -115,6 +115,7 @@ class Watch(Handle):
         self.outputs = Outputs(self.model, outputs, self._scale)
         self._zeros: tuple[int, list[tuple[str, Tensor]]] = (-1, [])
         self._scaler = weakref.ref(scaler) if scaler is not None else _nothing
+        self._places: list[torch.device] = []
         self._forwards: deque[Forward] = deque(maxlen=AT_MOST)
         self._groups: deque[tuple[int, list[Forward]]] = deque(maxlen=keep)
         self.record = (record_of(scaler) if scaler is not None else None) or Record()
@@ -148,8 +149,7 @@ class Watch(Handle):
             return
         inputs = with_tensors((args, kwargs), _without_graph)
         versions = [_torch.version(tensor) for tensor in tensors_in(inputs)]
-        device = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
-        self._forwards.append(Forward(inputs, Surroundings(device), versions))
+        self._forwards.append(Forward(inputs, Surroundings(self._devices()), versions))
         self.outputs.before()
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -157,6 +157,13 @@ class Watch(Handle):
         if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._forwards:
             self._forwards[-1].print = fingerprint(output)
             self.outputs.after()
+
+    def _devices(self) -> list[torch.device]:
+        """Where the model's parameters are; looked up again where the first of them has moved."""
+        first = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        if self._places[:1] != [first]:
+            self._places = list(dict.fromkeys([first, *(parameter.device for parameter in self.model.parameters())]))
+        return self._places
 
     def on_scaled(self, number: int) -> None:
         """The forwards since the last ``scale`` belong to this one, the ``number``-th since the last update."""
@@ -167,7 +174,10 @@ class Watch(Handle):
         """Trace a skip while weights, gradients and inputs are still there."""
         number = skip.verdict()[1]
         forwards = next((forwards for group, forwards in self._groups if group == number), None)
-        self.tracer.trace(skip, forwards)
+        try:
+            self.tracer.trace(skip, forwards)
+        except Exception as error:  # a diagnosis ends no training
+            skip.notes.append(f"It could not be traced to a module: {type(error).__name__}: {error}.")
 
     def on_ended(self, skipped: bool) -> None:
         """Report a skip, on rank 0, once all optimizers had their turn; the other ranks tell it theirs."""

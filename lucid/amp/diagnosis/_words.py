@@ -186,10 +186,11 @@ def _began(origin: Origin) -> list[str]:
             f'It began in the code of {place} itself, before it called "{origin.before}", '
             f"whose input held {_bad(origin.inputs)}."
         ]
+    largest = f"largest input {number(origin.inputs.largest)}, " if origin.inputs.elements else ""
     output = origin.output or Extent()
     told = [
-        f"The first module whose output was not finite is {place}: largest input {number(origin.inputs.largest)}, "
-        f"{weight}finite output {number(output.largest)} (float16 ends at 65504), and {_bad(output)}."
+        f"The first module whose output was not finite is {place}: {largest}{weight}"
+        f"finite output {number(output.largest)} (float16 ends at 65504), and {_bad(output)}."
     ]
     if origin.in_float32 is not None:
         true = origin.in_float32
