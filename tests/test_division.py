@@ -17,6 +17,7 @@ from values import INTEGERS, WITHOUT_FLOAT64, bits, numbers, same
 
 from lucid.amp import _division
 from lucid.amp._division import DIVIDES_IN, Divisor
+from lucid.amp._reading import Reading
 
 CORRECTLY_ROUNDED = {"cpu", "cuda"}
 
@@ -131,6 +132,7 @@ def test_any_scale_divides_and_judges_as_numpy(dtype: str, scale: float, seed: i
     values = numbers(gradient).copy()
     overflow = not np.isfinite(reference.quotient(values, dtype, scale)).all()
     assert _division.read(divisor(scale).judge_quotients([gradient])) == overflow
+    assert Reading([[gradient]]).overflows(divisor(scale)) == overflow
     assert same(numbers(gradient), values)
     assert _division.read(divisor(scale).divide_([gradient])) == overflow
     assert same(numbers(gradient), expected(values, dtype, scale))
