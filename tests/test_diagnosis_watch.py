@@ -417,6 +417,18 @@ def test_a_long_row_of_skips_is_not_replayed_each_time(make: Callable[..., Any])
     assert explain(scaler).where == ("the loss function",)
 
 
+def test_a_backward_that_overflows_for_diverged_weights_says_so(make: Callable[..., Any]) -> None:
+    """Where weights have grown a hundredfold since the watch began, the scale's fall is no help and not called so."""
+    model, scaler = net(), make(init_scale=1024.0)
+    optimizer = sgd(model)
+    silent(model, scaler)
+    model.first.weight.data *= 1000
+    step(model, scaler, optimizer, batch(), overflow=True)
+    explanation = explain(scaler)
+    assert (explanation.kind, explanation.reason) == ("backward overflowed", "the weights have grown beyond use")
+    assert '"first.weight" has grown from' in str(explanation) and "helps by itself" not in str(explanation)
+
+
 def test_a_landed_step_ends_the_row(make: Callable[..., Any]) -> None:
     """After a step that landed, the next skip is looked into again."""
     model, scaler = net(), make(init_scale=2.0**20)

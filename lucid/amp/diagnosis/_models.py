@@ -5,6 +5,7 @@ Knows PyTorch's wrappers for data parallelism and compilation. Refuses to run a 
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ __all__ = [
     "path_of_rank",
     "rank",
     "ranks",
+    "read",
     "replay_refusal",
     "signature",
     "unwrapped",
@@ -90,6 +92,18 @@ def largest_weights(model: nn.Module) -> list[Weight]:
     return [
         Weight(known[id(parameter)], _largest(parameter)) for parameter in model.parameters() if _has_values(parameter)
     ]
+
+
+def read(weights: list[Weight]) -> dict[str, float]:
+    """The largest magnitudes by name, those that are finite; one read a device."""
+    devices: dict[torch.device, list[Weight]] = {}
+    for weight in weights:
+        devices.setdefault(weight.largest.device, []).append(weight)
+    found: dict[str, float] = {}
+    for some in devices.values():
+        numbers = torch.stack([weight.largest for weight in some]).tolist()
+        found |= {weight.name: number for weight, number in zip(some, numbers, strict=True) if math.isfinite(number)}
+    return found
 
 
 def _has_values(parameter: Tensor) -> bool:

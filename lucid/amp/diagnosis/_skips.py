@@ -17,7 +17,7 @@ from lucid.amp._causes import Counts, NonFinite
 from lucid.amp.diagnosis._kinds import Kind
 
 if TYPE_CHECKING:
-    from lucid.amp.diagnosis._trace import Trace
+    from lucid.amp.diagnosis._trace import Grown, Trace
 
 __all__ = ["Pass", "Skip"]
 
@@ -68,6 +68,7 @@ class Skip:
         passes: what was scaled since the last update.
         watched: whether a model with any of its parameters was watched.
         trace: what replaying the forward told, where it was run again.
+        grown: the weight that has grown most since the watch began, if that is beyond use.
         order: the names of the modules in forward order, where a watch knows them.
         notes: what a reader must know besides.
     """
@@ -80,6 +81,7 @@ class Skip:
     passes: list[Pass] = field(default_factory=list)
     watched: bool = False
     trace: Trace | None = None
+    grown: Grown | None = None
     order: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _verdict: tuple[Kind, int] | None = None

@@ -44,12 +44,10 @@ class Trace:
     Attributes:
         replay: of the forward that was not finite, or of the last one.
         reproduced: whether its output was the same as in the run.
-        grown: the weight that has grown most, if that is beyond use.
     """
 
     replay: Replay
     reproduced: bool
-    grown: Grown | None
 
 
 @dataclass
@@ -82,7 +80,8 @@ class Tracer:
         self.model = model
         self._save_batch = save_batch
         self._refusal = _models.replay_refusal(model) if replays else "watch() was told replay=False"
-        self._first = _models.largest_weights(model)
+        self._weights = _models.largest_weights(model)
+        self._first: dict[str, float] | None = None
         self._order: list[str] = []
         self._row: list[Skip] = []
 
@@ -97,11 +96,17 @@ class Tracer:
         if self._row and self._row[-1].verdict()[0] is not kind:
             self._row = []
         self._row.append(skip)
+        skip.grown = self._row[-2].grown if self._is_quiet() else self._grown()
         if kind is Kind.LOSS or (kind is Kind.RANK and _models.ranks() == 1):
             self._look_into(skip, forwards)
         elif kind in (Kind.BACKWARD, Kind.EARLIER) and not self._order:
             self._order = self._forward_order(forwards)
         skip.order = self._order
+
+    def _is_quiet(self) -> bool:
+        """Whether this skip is one of many in a row: only the 1st, 2nd, 4th, 8th … are looked into."""
+        row = len(self._row)
+        return bool(row & (row - 1))
 
     def landed(self) -> None:
         """An iteration without a skip ends a row of them."""
@@ -123,8 +128,8 @@ class Tracer:
 
     def _look_into(self, skip: Skip, forwards: list[Forward] | None) -> None:
         """Replay a skip's forwards, unless it is one of many in a row."""
-        row = len(self._row)
-        if row & (row - 1):
+        if self._is_quiet():
+            row = len(self._row)
             skip.trace = self._row[-2].trace
             skip.notes.append(f"{row} such skips came in a row; what is told of modules was seen at an earlier one.")
             return
@@ -147,13 +152,14 @@ class Tracer:
             reproduced = reproduced and _same([number.item() for number in forward.print], seen.print)
             if seen.origin is not None or seen.error is not None:
                 break
-        return Trace(seen, reproduced, self._grown())
+        return Trace(seen, reproduced)
 
     def _grown(self) -> Grown | None:
         """The weight that has grown most since the watch began, if that is beyond use."""
-        now = {weight.name: weight.largest.item() for weight in _models.largest_weights(self.model)}
-        first = {weight.name: weight.largest.item() for weight in self._first}
-        grown = [Grown(name, first[name], now[name]) for name in now if first.get(name, 0.0) > 0]
+        if self._first is None:
+            self._first = _models.read(self._weights)
+        now = _models.read(_models.largest_weights(self.model))
+        grown = [Grown(name, first, now[name]) for name, first in self._first.items() if first > 0 and name in now]
         worst = max(grown, key=lambda one: one.now / one.first, default=None)
         return worst if worst is not None and worst.now / worst.first >= GROWN else None
 

@@ -47,7 +47,7 @@ SAMPLED = 100
 
 def log(explanation: Explanation) -> None:
     """Write an explanation to the logger ``lucid.amp.diagnosis``: a warning if no lower scale will help."""
-    harmless = explanation.kind in (Kind.BACKWARD.value, Kind.EARLIER.value)
+    harmless = explanation.kind in (Kind.BACKWARD.value, Kind.EARLIER.value) and explanation.reason is None
     logger.log(logging.INFO if harmless else logging.WARNING, "%s", explanation)
 
 

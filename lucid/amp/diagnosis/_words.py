@@ -64,32 +64,39 @@ def cause_of(skip: Skip, since: int | None, rank: int) -> Cause:
         rank: of this process.
     """
     kind, _ = skip.verdict()
-    reason = reason_of(skip.trace) if skip.trace is not None and kind is not Kind.STALE else None
-    sentences = [*_found(skip, since), *skip.notes, advice(kind, reason)]
+    reason = reason_of(skip)
+    sentences = [*_found(skip, since), *_grew(skip), *skip.notes, advice(kind, reason)]
     where = _where(skip, kind, reason)
     return Cause(
         kind.value, reason.value if reason else None, where, tuple(sentences), skip.gradients(), skip.optimizer, rank
     )
 
 
-def reason_of(trace: Trace) -> Reason | None:
-    """Why a forward was not finite; None where the replay does not tell."""
-    seen, origin = trace.replay, trace.replay.origin
-    if seen.error is not None:
+def reason_of(skip: Skip) -> Reason | None:
+    """Why it came about; None where nothing tells."""
+    kind, grown = skip.verdict()[0], skip.grown is not None
+    if kind in (Kind.BACKWARD, Kind.EARLIER):
+        return Reason.DIVERGED if grown else None
+    if skip.trace is None or skip.trace.replay.error is not None:
         return None
+    seen, origin = skip.trace.replay, skip.trace.replay.origin
     if seen.batch.broken:
         return Reason.BATCH
     if origin is None:
-        return Reason.FUNCTION if trace.reproduced else None
+        return Reason.FUNCTION if skip.trace.reproduced else None
     if not origin.weight.finite:
         return Reason.WEIGHTS
-    if trace.grown is not None:
+    if grown:
         return Reason.DIVERGED
-    if origin.in_float32 is None:
+    return _reason_in_float32(origin.in_float32)
+
+
+def _reason_in_float32(largest: float | None) -> Reason | None:
+    if largest is None:
         return None
-    if not math.isfinite(origin.in_float32):
+    if not math.isfinite(largest):
         return Reason.FORMULA
-    return Reason.RANGE if origin.in_float32 > LARGEST else Reason.PRECISION
+    return Reason.RANGE if largest > LARGEST else Reason.PRECISION
 
 
 def advice(kind: Kind, reason: Reason | None) -> str:
@@ -161,6 +168,13 @@ def _quoted(module: str) -> str:
     return f'"{module}"' if module else "the model itself"
 
 
+def _grew(skip: Skip) -> list[str]:
+    if skip.grown is None:
+        return []
+    name, first, now = skip.grown
+    return [f'The weight "{name}" has grown from {number(first)} to {number(now)} since the watch began.']
+
+
 def _traced(trace: Trace | None) -> list[str]:
     """What a replay saw."""
     if trace is None:
@@ -172,9 +186,6 @@ def _traced(trace: Trace | None) -> list[str]:
         told += _began(seen.origin)
     elif seen.error is None:
         told.append("In a replay of the forward every module's output was finite.")
-    if trace.grown is not None:
-        name, first, now = trace.grown
-        told.append(f'The weight "{name}" has grown from {number(first)} to {number(now)} since the watch began.')
     return told
 
 
