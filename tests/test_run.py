@@ -23,9 +23,12 @@ import torch
 import lucid
 from lucid.amp._journal import read_lines
 from lucid.amp.cli import main
+from lucid.amp.cli.report._findings import findings
+from lucid.amp.cli.report._run import read
 from lucid.amp.history import History
 
 SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 TEN = sorted(path.name for path in SCRIPTS.glob("*.py"))
 
 SERVER = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
@@ -484,3 +487,24 @@ def test_a_job_of_two_ranks_leaves_one_report(tmp_path: Path) -> None:
         assert [record.overflow for record in History.read(folder / name)] == [False, False, True, False, False]
     (cause,) = [line for line in read_lines(folder / "causes.jsonl") if line["step"] == 2]
     assert (cause["causes"][0]["rank"], cause["causes"][0]["reason"]) == (1, "the batch itself is not finite")
+
+
+TRAININGS = {
+    "well": [("fine", "The scale was too high at first"), ("fine", "The backward overflowed")],
+    "huge": [("act", 'The loss was not finite, in "1": an output beyond float16\'s 65504')],
+    "plain": [("look", "The script made no gradient scaler"), ("fine", "What float16 would make of these gradients")],
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_three_reports_of_the_docs_say_what_the_page_reads_in_them(name: str, tmp_path: Path) -> None:
+    """Each of the three trainings is told as docs/reports.md tells it."""
+    if not EXAMPLES.exists():
+        pytest.skip("the examples are not beside the tests: these run on the wheel")
+    done = in_child(["run", "--every", 20, EXAMPLES / "three_trainings.py", name], tmp_path)
+    assert done.status == 0, done.err
+    found = findings(read(tmp_path / "lucid-run"))
+    for weight, title in TRAININGS[name]:
+        assert [each.weight for each in found if each.title.startswith(title)] == [weight]
+    if name == "plain":
+        assert "float16 would work here for these gradients, with a scale near 2¹⁶" in " ".join(found[1].facts)

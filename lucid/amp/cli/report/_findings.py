@@ -17,7 +17,7 @@ from lucid.amp.diagnosis._kinds import Kind
 __all__ = ["findings"]
 
 NEEDED = (
-    "nothing, if the forward runs in float32 or bfloat16. If it runs under `torch.autocast` in float16, make a "
+    "Nothing, if the forward runs in float32 or bfloat16. If it runs under `torch.autocast` in float16, make a "
     "scaler: `scaler = lucid.amp.GradScaler()`, then `scaler.scale(loss).backward()`, `scaler.step(optimizer)`, "
     "`scaler.update()`."
 )
@@ -66,7 +66,7 @@ def _scalers_at_all(run: Run) -> Iterator[Finding]:
             "look",
             "The script's scaler was switched off",
             (f"`{made[0]['class']}` was disabled: the loss was not scaled and no step was checked.",),
-            "make sure that this is meant. PyTorch's scaler for CUDA switches itself off where there is no CUDA; "
+            "Make sure that this is meant. PyTorch's scaler for CUDA switches itself off where there is no CUDA; "
             "`enabled=False` does it by hand. In bfloat16 or float32 that is right.",
         )
     elif run.updates == 0:
@@ -74,7 +74,7 @@ def _scalers_at_all(run: Run) -> Iterator[Finding]:
             "act",
             "The scaler never moved",
             ("A scaler was made and is enabled, yet its `update()` was never called.",),
-            "call `scaler.scale(loss).backward()`, `scaler.step(optimizer)` and `scaler.update()` in every iteration.",
+            "Call `scaler.scale(loss).backward()`, `scaler.step(optimizer)` and `scaler.update()` in every iteration.",
         )
 
 
@@ -94,7 +94,7 @@ def _collapse(scaler: ScalerRun, name: str) -> Iterator[Finding]:
             "look",
             f"The scale{name} fell to {scale:g}",
             ("Below 1 the loss is made smaller instead of larger before the backward.",),
-            "take a mean instead of a sum in the loss, if there is one; otherwise see why steps are skipped.",
+            "Take a mean instead of a sum in the loss, if there is one; otherwise see why steps are skipped.",
         )
 
 

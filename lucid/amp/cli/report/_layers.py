@@ -63,7 +63,7 @@ def finding_of(ranges: Ranges, step: int) -> Iterator[Finding]:
                 f"At update {step:,} the scale was {power(ranges.scale)}; these gradients leave room up to "
                 f"{power(best)}. {percent(now.zero)} % are exactly zero.",
             ),
-            f"begin higher, `init_scale={best:g}`, or let the scale grow sooner with a shorter `growth_interval`. "
+            f"Begin higher, `init_scale={best:g}`, or let the scale grow sooner with a shorter `growth_interval`. "
             "Flushed gradients do not by themselves mean that a network fails to learn.",
         )
 

@@ -5,6 +5,7 @@ Knows rows of skips. Refuses to find causes; `diagnosis` told them while the scr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -75,7 +76,8 @@ def _groups(scaler: ScalerRun, records: Sequence[Record]) -> list[Group]:
     for record in records:
         if record.overflow:
             cause = told.get(record.step)
-            key = (record.kind, *record.where[:1])
+            # Where a scale was too high matters little: the same advice holds everywhere.
+            key = (record.kind, *(() if record.kind in BENIGN else record.where[:1]))
             group = groups.setdefault(key, Group(record.kind, [], cause))
             group.records.append(record)
     return list(groups.values())
@@ -87,14 +89,19 @@ def _search(search: Sequence[Record], name: str) -> Finding:
         "fine",
         f"The scale{name} was too high at first: {saved} skipped",
         (f"It came down from {power(search[0].scale)} to {power(search[-1].new_scale)}, as it should.",),
-        f"nothing; or start where it ended, `init_scale={search[-1].new_scale:g}`, which saves {saved}.",
+        f"Nothing; or start where it ended, `init_scale={search[-1].new_scale:g}`, which saves {saved}.",
     )
 
 
 def _finding(group: Group, history: Sequence[Record], name: str) -> Finding:
     kind, records, cause = group
     sentences = tuple(cause["sentences"]) if cause else ()
-    facts = (*_gist(records, history, name), *sentences[:-1])
+    places = Counter(record.where[0] for record in records if record.where)
+    if len(places) > 1:
+        cause, began = None, ", ".join(f'"{place}" {count}×' for place, count in places.most_common(5))
+        facts = (*_gist(records, history, name), f"It began in {began}.")
+    else:
+        facts = (*_gist(records, history, name), *sentences[:-1])
     often = len(records) > max(2, OFTEN * len(history))
     weight: Weight = "fine" if kind in BENIGN else "act"
     if kind in BENIGN and often:
