@@ -1,4 +1,4 @@
-"""What does `lucid-amp run` add to a training step, at its default settings?
+"""What does ``lucid-amp run`` add to a training step, at its default settings?
 
 Trains one transformer in stretches of 100 steps, watched and not watched in turn in one process. A stretch is as
 long as the default distance of two samples, so that each watched one pays for one sample, for noticing the model,

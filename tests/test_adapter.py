@@ -73,7 +73,7 @@ def unscaled(gradient: float) -> tuple[PyTorchScaler, torch.optim.Optimizer, nn.
 
 @pytest.mark.parametrize(("gradient", "flag"), [(1.0, 0.0), (INF, 1.0)])
 def test_flags_tell_an_overflow(gradient: float, flag: float) -> None:
-    """After `unscale_` there is a flag a device; before it there is none, as in PyTorch."""
+    """After ``unscale_`` there is a flag a device; before it there is none, as in PyTorch."""
     scaler, optimizer, _ = unscaled(gradient)
     flags = scaler._found_inf_per_device(optimizer)
     assert {device.type: value.item() for device, value in flags.items()} == {"cpu": flag}
@@ -141,7 +141,7 @@ def test_a_stage_that_is_set_back_lets_unscale_again() -> None:
 
 
 def test_scale_and_count_are_tensors_that_can_be_set() -> None:
-    """`_scale` and `_growth_tracker` read as PyTorch's tensors, and an assignment takes effect."""
+    """``_scale`` and ``_growth_tracker`` read as PyTorch's tensors, and an assignment takes effect."""
     scaler = PyTorchScaler("cpu", 4.0)
     loop(scaler, [1.0])
     assert scaler._growth_tracker.dtype is torch.int32

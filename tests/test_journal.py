@@ -84,7 +84,7 @@ if child:
 
 
 def command(program: str, path: Path) -> list[str]:
-    """A process that runs `program` with a `journal` at `path`."""
+    """A process that runs ``program`` with a ``journal`` at ``path``."""
     return [sys.executable, "-c", ALONE + program, _journal.__file__, str(path)]
 
 

@@ -34,7 +34,7 @@ SCALER = {
 
 
 def cause(kind: str, where: tuple[str, ...] = (), reason: str | None = None) -> dict[str, Any]:
-    """A cause as `diagnosis` writes it."""
+    """A cause as ``diagnosis`` writes it."""
     sentences = [f"Seen: {kind}.", f"Advice about {kind}."]
     return {"kind": kind, "reason": reason, "where": where, "sentences": sentences, "gradients": [], "rank": 0}
 
@@ -270,7 +270,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_drawing_leaves_the_promised_files(folder: Folder) -> None:
-    """`scale.png`, `ranges.png` and `report.html`; nothing that was recorded is touched."""
+    """``scale.png``, ``ranges.png`` and ``report.html``; nothing that was recorded is touched."""
     folder.updates([None, LOSS, None])
     sampled(folder, 0.5, 1024.0)
     folder.content()

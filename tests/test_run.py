@@ -1,4 +1,4 @@
-"""`lucid-amp run`: a script that does not notice that it is watched, and a folder that tells about it.
+"""``lucid-amp run``: a script that does not notice that it is watched, and a folder that tells about it.
 
 Scripts run in children of a server that has loaded PyTorch once; where the very end of a process matters (its
 exit status, its last words), in processes of their own.
@@ -55,7 +55,7 @@ class Done(NamedTuple):
 
 
 def _child(words: list[str], folder: str, watched: bool, hidden: str | None) -> None:
-    """In a child: run a script, as `lucid-amp` or as `python` does, with its output going to files."""
+    """In a child: run a script, as ``lucid-amp`` or as ``python`` does, with its output going to files."""
     os.chdir(folder)
     for number, name in ((1, "out.txt"), (2, "err.txt")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -130,7 +130,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Don
 
 @pytest.mark.parametrize("name", TEN)
 def test_parameters_and_scale_are_those_of_the_script_alone(name: str, tmp_path: Path, alone: Any) -> None:
-    """Watched, every parameter, buffer and scale is bit for bit what `python train.py` gives."""
+    """Watched, every parameter, buffer and scale is bit for bit what ``python train.py`` gives."""
     watched = in_child(["run", "--every", 3, SCRIPTS / name, tmp_path / "watched.pt"], tmp_path)
     assert watched.status == 0, watched.err
     assert bits(tmp_path / "watched.pt") == alone(name)[1]
@@ -152,7 +152,7 @@ LUCID = ["plain.py", "clipping.py", "two_optimizers.py", "resumed.py"]
 
 @pytest.mark.parametrize("name", LUCID)
 def test_lucid_in_the_place_of_pytorch_trains_alike(name: str, tmp_path: Path, alone: Any) -> None:
-    """With `--scaler lucid` the script's scalers are lucid's, and at powers of two the bits are the same."""
+    """With ``--scaler lucid`` the script's scalers are lucid's, and at powers of two the bits are the same."""
     words = ["run", "--scaler", "lucid", SCRIPTS / name, tmp_path / "swapped.pt"]
     swapped = in_child(words, tmp_path)
     assert swapped.status == 0, swapped.err
@@ -182,7 +182,7 @@ print("words on standard error", file=sys.stderr)
 
 
 def test_a_script_finds_what_python_gives_it(tmp_path: Path) -> None:
-    """Name, file, arguments, path and module are those of `python train.py`; so are output and error output."""
+    """Name, file, arguments, path and module are those of ``python train.py``; so are output and error output."""
     path = script(tmp_path / "deep", SHOW)
     (tmp_path / "link.py").symlink_to(path)
     for name in ("deep/train.py", "link.py"):
@@ -195,7 +195,7 @@ def test_a_script_finds_what_python_gives_it(tmp_path: Path) -> None:
 
 
 def test_a_module_is_found_as_python_finds_it(tmp_path: Path) -> None:
-    """`-m package.module` and `-m package` run what `python -m` runs, from the folder one is in."""
+    """``-m package.module`` and ``-m package`` run what ``python -m`` runs, from the folder one is in."""
     script(tmp_path / "package", "", "__init__.py")
     script(tmp_path / "package", SHOW, "module.py")
     script(tmp_path / "package", SHOW, "__main__.py")
@@ -207,7 +207,7 @@ def test_a_module_is_found_as_python_finds_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_an_archive_are_run(tmp_path: Path) -> None:
-    """What has a `__main__.py` inside runs as with Python itself."""
+    """What has a ``__main__.py`` inside runs as with Python itself."""
     script(tmp_path / "folder", SHOW, "__main__.py")
     with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
         archive.writestr("__main__.py", SHOW.replace("pickle.loads(pickle.dumps(Thing()))", "Thing()"))
@@ -239,7 +239,7 @@ ENDINGS = {
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no such signals")
 @pytest.mark.parametrize("name", [name for name in ENDINGS if name != "group" or sys.version_info >= (3, 11)])
 def test_a_script_ends_as_with_python(name: str, tmp_path: Path) -> None:
-    """Status and last words are those of `python train.py`: no line of ours in the traceback."""
+    """Status and last words are those of ``python train.py``: no line of ours in the traceback."""
     text, status = ENDINGS[name]
     path = script(tmp_path, text)
     alone, watched = by_python([path], tmp_path), in_child(["run", path], tmp_path)
@@ -313,7 +313,7 @@ for step in range(8):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no such signals")
 def test_a_killed_run_can_be_reported(tmp_path: Path) -> None:
-    """Killed in the middle, all updates until then are there, and `lucid-amp report` draws them."""
+    """Killed in the middle, all updates until then are there, and ``lucid-amp report`` draws them."""
     done = in_child(["run", script(tmp_path, TRAIN), "5"], tmp_path)
     assert done.status == -signal.SIGKILL
     folder = tmp_path / "lucid-run"
@@ -345,7 +345,7 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
 
 
 def test_scalers_alone_are_watched_on_demand(tmp_path: Path) -> None:
-    """`--no-watch` touches no module; updates are recorded all the same."""
+    """``--no-watch`` touches no module; updates are recorded all the same."""
     in_child(["run", "--no-watch", script(tmp_path, TRAIN)], tmp_path)
     folder = tmp_path / "lucid-run"
     assert facts(folder)["models"] == []
@@ -353,7 +353,7 @@ def test_scalers_alone_are_watched_on_demand(tmp_path: Path) -> None:
 
 
 def test_no_forward_is_run_again_on_demand(tmp_path: Path) -> None:
-    """`--no-replay`: the script's forwards are the only ones."""
+    """``--no-replay``: the script's forwards are the only ones."""
     text = TRAIN + "print(calls)\n"
     counted = text.replace("for step", "calls = 0\ndef count(*a):\n    global calls\n    calls += 1\n"
         "model[0].register_forward_hook(count)\nfor step", 1)  # fmt: skip
@@ -366,7 +366,7 @@ def test_no_forward_is_run_again_on_demand(tmp_path: Path) -> None:
 
 
 def test_each_run_gets_a_folder_and_a_named_one_is_gone_on_with(tmp_path: Path) -> None:
-    """Without `--out` an earlier run is left alone; with it, updates follow those that are there."""
+    """Without ``--out`` an earlier run is left alone; with it, updates follow those that are there."""
     path = script(tmp_path, TRAIN)
     in_child(["run", path], tmp_path)
     in_child(["run", path], tmp_path)

@@ -32,20 +32,20 @@ CAPACITY = 100_000
 
 
 class History(Sequence[Record]):
-    """The updates of one scaler, newest last: a sequence of :class:`Record`.
+    """The updates of one scaler, newest last: a sequence of :class:``Record``.
 
     Args:
-        scaler: lucid's or PyTorch's; None for a history that :meth:`add` fills.
+        scaler: lucid's or PyTorch's; None for a history that :meth:``add`` fills.
         path: a file for the records, one JSON object a line. A kill at any byte loses at most the line that
-            was being written. A file that exists is gone on with: its records come first, `step` continues.
+            was being written. A file that exists is gone on with: its records come first, ``step`` continues.
         capacity: how many records are kept in memory, None for all; the file keeps all.
 
     Raises:
-        TypeError: `scaler` is none.
-        ValueError: `path` holds something that is no history, or `capacity` is below 1.
+        TypeError: ``scaler`` is none.
+        ValueError: ``path`` holds something that is no history, or ``capacity`` is below 1.
 
     A disabled scaler makes no update, so that its history stays empty. Records are collected until
-    :meth:`close`, which is also the end of a `with` block.
+    :meth:``close``, which is also the end of a ``with`` block.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class History(Sequence[Record]):
 
     @property
     def next_step(self) -> int:
-        """The `step` that the next record will have."""
+        """The ``step`` that the next record will have."""
         return self._step
 
     def add(self, update: ScaleUpdate, kind: str | None = None, where: Sequence[str] = ()) -> Record:
@@ -124,12 +124,12 @@ class History(Sequence[Record]):
         Args:
             target: a TensorBoard ``SummaryWriter`` (anything with ``add_scalar(tag, value, step)``), or any
                 callable that takes a dict, as ``wandb.log`` and ``logging.info`` do. The names are
-                `amp/scale`, `amp/overflow` (0 or 1), `amp/skipped` (how many optimizers), and, where they
-                were sampled, `amp/zero_percent` and `amp/subnormal_percent`; a callable also gets
-                `amp/step`.
+                ``amp/scale``, ``amp/overflow`` (0 or 1), ``amp/skipped`` (how many optimizers), and, where they
+                were sampled, ``amp/zero_percent`` and ``amp/subnormal_percent``; a callable also gets
+                ``amp/step``.
 
         Raises:
-            TypeError: `target` is neither.
+            TypeError: ``target`` is neither.
         """
         log = logger(target)
         if self._handle is None:

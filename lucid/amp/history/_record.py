@@ -39,7 +39,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Record:
-        """A record from what :meth:`as_dict` gave; keys that a later version may have added are left out."""
+        """A record from what :meth:``as_dict`` gave; keys that a later version may have added are left out."""
         known = {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
         for name in ("skipped", "where"):
             known[name] = tuple(known.get(name, ()))

@@ -1,7 +1,7 @@
-"""`lucid-amp report FOLDER`: the report of a run, drawn from what the run wrote down.
+"""``lucid-amp report FOLDER``: the report of a run, drawn from what the run wrote down.
 
 Knows which files a report is made of and how it is summed up in a terminal. Refuses to know what they say:
-`_findings` judges, `_build` arranges, `_page` writes HTML.
+``_findings`` judges, ``_build`` arranges, ``_page`` writes HTML.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check() -> None:
 
 
 def draw(folder: Path) -> Content:
-    """Make `scale.png`, `ranges.png` and `report.html` of a folder anew, from the lines that are in it.
+    """Make ``scale.png``, ``ranges.png`` and ``report.html`` of a folder anew, from the lines that are in it.
 
     Raises:
         Refusal: there is no run in it.

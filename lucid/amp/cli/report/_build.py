@@ -1,6 +1,6 @@
 """A report out of a run: which sections there are, what they show, in which order.
 
-Knows a run and what its numbers are called. Refuses to know HTML; judges nothing (`_findings` does).
+Knows a run and what its numbers are called. Refuses to know HTML; judges nothing (``_findings`` does).
 """
 
 from __future__ import annotations

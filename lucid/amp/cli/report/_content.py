@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with the words that stand for it; `narrow` is its form for a phone."""
+    """A PNG with the words that stand for it; ``narrow`` is its form for a phone."""
 
     png: bytes
     alt: str
@@ -74,7 +74,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; `key` is its address in it."""
+    """A part of the page; ``key`` is its address in it."""
 
     key: str
     title: str

@@ -1,7 +1,7 @@
 """The report as one HTML page that needs nothing else: style, script and pictures are inside it.
 
 Knows HTML: headings, tiles, findings, pictures, tables that can be sorted. Refuses to know what any of it means;
-all text comes from `_content`.
+all text comes from ``_content``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder that `lucid-amp run` left, read back.
+"""A folder that ``lucid-amp run`` left, read back.
 
 Knows the files and how the ranks' and scalers' parts belong together. Reads what is there: a run that was
 killed, or is still going on, is read as far as it came. Refuses to judge any of it.
@@ -26,8 +26,8 @@ class ScalerRun:
         number: from 0, in the order in which the script made them.
         facts: its class, whether it is enabled, its settings; empty where they were not written.
         history: every update.
-        causes: explanations as plain values, each with the `step` of its update in the history; one with
-            `final` tells what was wrong at the end without a skip.
+        causes: explanations as plain values, each with the ``step`` of its update in the history; one with
+            ``final`` tells what was wrong at the end without a skip.
     """
 
     number: int
@@ -51,10 +51,10 @@ class Run:
 
     Attributes:
         path: its folder.
-        facts: `run.json`.
+        facts: ``run.json``.
         scalers: one entry a scaler, empty where the script made none that was used.
         samples: the latest sample of the gradients for each scaler, or the one of a script without a scaler.
-        others: `run.json` of the other ranks.
+        others: ``run.json`` of the other ranks.
     """
 
     path: Path

@@ -1,6 +1,6 @@
 """The skips of a run in groups: what they had in common, how often, and how grave it is.
 
-Knows rows of skips. Refuses to find causes; `diagnosis` told them while the script ran.
+Knows rows of skips. Refuses to find causes; ``diagnosis`` told them while the script ran.
 """
 
 from __future__ import annotations

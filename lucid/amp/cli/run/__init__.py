@@ -1,7 +1,7 @@
-"""`lucid-amp run train.py`: an existing script, unchanged, watched while it trains.
+"""``lucid-amp run train.py``: an existing script, unchanged, watched while it trains.
 
 Knows the options and the order of things: check, watch, run, tell. Refuses to know how a script is started
-(`_script`), what is noticed (`_notice`), what is written down (`_observer`) and how it is told (`report`).
+(``_script``), what is noticed (``_notice``), what is written down (``_observer``) and how it is told (``report``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVERY = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what may stand between `run` and the script; everything behind the script is the script's."""
+    """Declare what may stand between ``run`` and the script; everything behind the script is the script's."""
     parser.usage = (
         "lucid-amp run [options] train.py [arguments]\n       lucid-amp run [options] -m package.module [arguments]"
     )

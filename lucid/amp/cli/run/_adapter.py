@@ -1,7 +1,7 @@
 """lucid's scaler behind the interface of PyTorch's, for scripts that were written for that one.
 
-Knows the order of PyTorch's arguments (`device` first) and the private names of its scaler that fused
-optimizers and trainers call. Refuses to know how anything is scaled: that is `GradScaler`'s.
+Knows the order of PyTorch's arguments (``device`` first) and the private names of its scaler that fused
+optimizers and trainers call. Refuses to know how anything is scaled: that is ``GradScaler``'s.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["PyTorchScaler", "swapped"]
 
 
 class PyTorchScaler(GradScaler):
-    """`lucid.amp.GradScaler`, to be made and used as `torch.amp.GradScaler`.
+    """``lucid.amp.GradScaler``, to be made and used as ``torch.amp.GradScaler``.
 
     Args:
-        device: kept and given back; lucid works on the gradients' own devices. As in PyTorch, `"cuda"` without
+        device: kept and given back; lucid works on the gradients' own devices. As in PyTorch, ``"cuda"`` without
             CUDA is a disabled scaler and a warning.
         init_scale: as lucid's, and so are the other arguments.
     """
@@ -60,14 +60,14 @@ class PyTorchScaler(GradScaler):
     # What a step does beyond lucid's: it heeds a verdict that the script has changed.
 
     def unscale_(self, optimizer: Any) -> None:
-        """As `GradScaler.unscale_`."""
+        """As ``GradScaler.unscale_``."""
         self._known[id(optimizer)] = optimizer
         super().unscale_(optimizer)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `GradScaler.step`; skipped, too, where the script set a flag of `_found_inf_per_device`.
+        """As ``GradScaler.step``; skipped, too, where the script set a flag of ``_found_inf_per_device``.
 
-        Trainers reduce those flags over ranks in place, and PyTorch's `step` obeys what they hold then.
+        Trainers reduce those flags over ranks in place, and PyTorch's ``step`` obeys what they hold then.
         """
         self._known[id(optimizer)] = optimizer
         flags = self._found.get(id(optimizer), {})
@@ -79,7 +79,7 @@ class PyTorchScaler(GradScaler):
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """As `GradScaler.update`."""
+        """As ``GradScaler.update``."""
         self._found.clear()
         self._known.clear()
         super().update(new_scale)
@@ -125,7 +125,7 @@ class PyTorchScaler(GradScaler):
         """There is nothing to make: scale and count are always there."""
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[torch.device, Tensor]:
-        """A flag a device, 1.0 where a gradient there is not finite; `step` obeys what it holds later."""
+        """A flag a device, 1.0 where a gradient there is not finite; ``step`` obeys what it holds later."""
         self._known[id(optimizer)] = optimizer
         flags: dict[torch.device, Tensor] = {}
         with torch.no_grad():
@@ -138,7 +138,7 @@ class PyTorchScaler(GradScaler):
         return flags
 
     def _found_inf_per_device(self, optimizer: Any) -> dict[torch.device, Tensor]:
-        """The flags of a call of `unscale_` in this iteration; empty before it, as in PyTorch."""
+        """The flags of a call of ``unscale_`` in this iteration; empty before it, as in PyTorch."""
         if id(optimizer) not in self._found and self._stages.of(optimizer).stage is not Stage.READY:
             self._check_inf_per_device(optimizer)
         return self._found.get(id(optimizer), {})
@@ -152,14 +152,14 @@ class PyTorchScaler(GradScaler):
         return {**super().__getstate__(), "device": self._device}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take up what `__getstate__` gave."""
+        """Take up what ``__getstate__`` gave."""
         super().__setstate__(state)
         self._device, self._init_scale, self._init_growth_tracker = state["device"], self.get_scale(), 0
         self._found, self._known = {}, {}
 
 
 class WithoutDevice(PyTorchScaler):
-    """As `torch.cuda.amp.GradScaler` and `torch.cpu.amp.GradScaler`, whose classes name the device."""
+    """As ``torch.cuda.amp.GradScaler`` and ``torch.cpu.amp.GradScaler``, whose classes name the device."""
 
     kind = "cuda"
 
@@ -168,13 +168,13 @@ class WithoutDevice(PyTorchScaler):
 
 
 class CPUScaler(WithoutDevice):
-    """As `torch.cpu.amp.GradScaler`."""
+    """As ``torch.cpu.amp.GradScaler``."""
 
     kind = "cpu"
 
 
 class ShardedScaler(PyTorchScaler):
-    """As FSDP's `ShardedGradScaler`, whose factors come in the other order and which knows its ranks."""
+    """As FSDP's ``ShardedGradScaler``, whose factors come in the other order and which knows its ranks."""
 
     def __init__(
         self,

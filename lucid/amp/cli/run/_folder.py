@@ -9,7 +9,7 @@ Knows names, and how the processes of one job find the same folder. Refuses to k
     batch.pt         with --save-batch: the model inputs at which a loss stopped being finite
     scale.png, ranges.png, report.html
 
-Rank 1 of a job puts `.rank1` before the ending of what it writes.
+Rank 1 of a job puts ``.rank1`` before the ending of what it writes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Folder:
 
     @classmethod
     def choose(cls, out: str | None) -> Folder:
-        """The folder that was asked for, else `lucid-run`, `lucid-run-2`, … whichever is the first unused.
+        """The folder that was asked for, else ``lucid-run``, ``lucid-run-2``, … whichever is the first unused.
 
         Raises:
             Refusal: the folder cannot be made, or is a file.
@@ -57,7 +57,7 @@ class Folder:
         return cls(path.resolve(), rank, world)
 
     def file(self, name: str, number: int = 0) -> Path:
-        """Where this rank's file of that name lies; `number` counts scalers from 0."""
+        """Where this rank's file of that name lies; ``number`` counts scalers from 0."""
         stem, ending = os.path.splitext(name)
         more = f"-{number + 1}" if number else ""
         rank = f".rank{self.rank}" if self.rank else ""
@@ -70,7 +70,7 @@ class Folder:
             self.path.rmdir()
 
     def write_run(self, facts: dict[str, Any]) -> None:
-        """Write `run.json` in one go: there is always a whole one."""
+        """Write ``run.json`` in one go: there is always a whole one."""
         place = self.file("run.json")
         new = place.with_name(f"{place.name}.new")
         new.write_text(json.dumps({"job": _job(), **facts}, indent=1, default=str) + "\n")

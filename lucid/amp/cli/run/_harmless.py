@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 def harmless(method: Callable[P, None]) -> Callable[P, None]:
-    """A method whose failure is noted, by its object's `note`, instead of ending the script."""
+    """A method whose failure is noted, by its object's ``note``, instead of ending the script."""
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:

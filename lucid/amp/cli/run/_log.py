@@ -1,6 +1,6 @@
 """What one scaler does, written down; and what gradients a script without a scaler has.
 
-Knows when to ask `diagnosis` and which file of the folder gets the answer. Refuses to know how scalers and models
+Knows when to ask ``diagnosis`` and which file of the folder gets the answer. Refuses to know how scalers and models
 are found, and how a report looks.
 """
 
@@ -109,7 +109,7 @@ class ScalerLog:
 
     @harmless
     def watch(self, model: nn.Module | None, name: str) -> None:
-        """Let `diagnosis` watch a model while this scaler trains it."""
+        """Let ``diagnosis`` watch a model while this scaler trains it."""
         scaler = self._scaler()
         if model is None or scaler is None or not self.enabled:
             return

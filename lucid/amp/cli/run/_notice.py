@@ -20,10 +20,10 @@ from lucid.amp import GradScaler
 
 
 class Notice:
-    """A block in which `on_scaler` hears of every scaler and `on_model` of every model, each once.
+    """A block in which ``on_scaler`` hears of every scaler and ``on_model`` of every model, each once.
 
     A model is a module with parameters that the script itself calls on its main thread, with gradients: the
-    outermost one, and inside `DistributedDataParallel` and `DataParallel` the module they were given. `on_model`
+    outermost one, and inside ``DistributedDataParallel`` and ``DataParallel`` the module they were given. ``on_model``
     comes before the module's first such call.
 
     Args:
@@ -90,7 +90,7 @@ class Notice:
             self.on_model(model)
 
     def _is_new(self, thing: Any) -> bool:
-        """Whether this very object was not met before; scripts' classes may define `==` and forbid `hash`."""
+        """Whether this very object was not met before; scripts' classes may define ``==`` and forbid ``hash``."""
         met = self._met.get(id(thing))
         if met is not None and met() is thing:
             return False

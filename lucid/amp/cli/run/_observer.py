@@ -1,6 +1,6 @@
 """What a run writes down while the script trains.
 
-Knows when to ask `diagnosis` and which file of the folder gets the answer. Whatever goes wrong here is noted and
+Knows when to ask ``diagnosis`` and which file of the folder gets the answer. Whatever goes wrong here is noted and
 told at the end: it never reaches the script. Refuses to know how a report looks.
 """
 
@@ -75,7 +75,7 @@ class Observer:
             self.notes.append(words)
 
     def end(self, ending: str) -> None:
-        """Close all files; `ending` says how the script ended."""
+        """Close all files; ``ending`` says how the script ended."""
         for log in self.scalers:
             log.close()
         self.plain.close()

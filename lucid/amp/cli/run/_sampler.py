@@ -1,7 +1,7 @@
 """Samples of the gradients as a backward leaves them: before they are divided, clipped or cleared.
 
 Knows when an iteration is to be sampled, and hooks every parameter for that one iteration. Refuses to know how a
-magnitude is measured (`diagnosis`), and never changes a gradient.
+magnitude is measured (``diagnosis``), and never changes a gradient.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _rows_of_outputs(watch: Watch, prefix: str) -> list[Row]:
 
 
 def _rows(model: nn.Module, prefix: str, measures: dict[int, Measure], scale: float, without: list[str]) -> list[Row]:
-    """A row for each parameter that was measured; the names of the others go into `without`."""
+    """A row for each parameter that was measured; the names of the others go into ``without``."""
     known, rows = names(model), []
     for parameter in model.parameters():
         name = prefix + known[id(parameter)]

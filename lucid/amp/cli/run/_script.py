@@ -1,6 +1,6 @@
-"""A training script, run as `python train.py` or `python -m package.module` would run it.
+"""A training script, run as ``python train.py`` or ``python -m package.module`` would run it.
 
-Knows what the interpreter sets up for a main program (`__main__`, `sys.argv`, `sys.path[0]`) and how to let
+Knows what the interpreter sets up for a main program (``__main__``, ``sys.argv``, ``sys.path[0]``) and how to let
 an exception through as if nobody stood between. Refuses to know what is watched meanwhile.
 """
 
@@ -23,12 +23,12 @@ from lucid.amp.cli import Refusal
 
 @dataclass(frozen=True)
 class Script:
-    """What to run: a file (or a folder or archive with a `__main__.py`), or a module found by name.
+    """What to run: a file (or a folder or archive with a ``__main__.py``), or a module found by name.
 
     Attributes:
         target: path of the file, or name of the module.
-        arguments: what the script finds in `sys.argv[1:]`.
-        is_module: whether `target` is a module's name.
+        arguments: what the script finds in ``sys.argv[1:]``.
+        is_module: whether ``target`` is a module's name.
     """
 
     target: str
@@ -58,7 +58,7 @@ class Script:
     def run(self) -> None:
         """Run it as the main program of this process.
 
-        Whatever it raises (`SystemExit` and `KeyboardInterrupt` too) comes out unchanged; should nobody catch
+        Whatever it raises (``SystemExit`` and ``KeyboardInterrupt`` too) comes out unchanged; should nobody catch
         it, the traceback that the interpreter prints begins in the script, as without us.
         """
         try:
@@ -69,7 +69,7 @@ class Script:
             raise
 
     def _prepared(self) -> tuple[CodeType, ModuleType]:
-        """The compiled script and a fresh `__main__`, in place, with `sys.argv` and `sys.path` for it."""
+        """The compiled script and a fresh ``__main__``, in place, with ``sys.argv`` and ``sys.path`` for it."""
         if self.is_module:
             # The module may be found by what the new first entry of the path shows.
             _set_path(os.getcwd())
@@ -89,7 +89,7 @@ class Script:
 
 
 def _set_path(first: str) -> None:
-    """Put `first` where the interpreter puts the script's folder; nowhere under `python -P`."""
+    """Put ``first`` where the interpreter puts the script's folder; nowhere under ``python -P``."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = first
 
@@ -101,7 +101,7 @@ def _compiled(path: str) -> CodeType:
 
 
 def _main_of_file(path: str) -> ModuleType:
-    """`__main__` with the names that the interpreter gives it."""
+    """``__main__`` with the names that the interpreter gives it."""
     module = ModuleType("__main__")
     names: dict[str, Any] = {
         "__builtins__": builtins,
@@ -119,7 +119,7 @@ def _main_of_spec(spec: importlib.machinery.ModuleSpec) -> ModuleType:
 
 
 def _main_inside(path: str) -> importlib.machinery.ModuleSpec | None:
-    """The `__main__` of a folder or an archive, None for an ordinary file."""
+    """The ``__main__`` of a folder or an archive, None for an ordinary file."""
     for hook in sys.path_hooks:
         try:
             finder = hook(path)
@@ -133,7 +133,7 @@ def _main_inside(path: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _spec_of(name: str) -> importlib.machinery.ModuleSpec:
-    """The module of that name, or a package's `__main__`; importing its parents, as `python -m` does.
+    """The module of that name, or a package's ``__main__``; importing its parents, as ``python -m`` does.
 
     Raises:
         Refusal: there is none, or it is no Python code.
@@ -160,7 +160,7 @@ def _code_of(spec: importlib.machinery.ModuleSpec) -> CodeType:
 
 
 def _print_without_us(error: BaseException) -> None:
-    """Let the interpreter's last word on `error` begin where the script begins."""
+    """Let the interpreter's last word on ``error`` begin where the script begins."""
     theirs = error.__traceback__
     while theirs is not None and theirs.tb_frame.f_code.co_filename == __file__:
         theirs = theirs.tb_next

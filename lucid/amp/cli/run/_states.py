@@ -1,6 +1,6 @@
 """PyTorch's table of each optimizer's stage and flags, seen through lucid's stages.
 
-Knows how trainers read and write it: `scaler._per_optimizer_states[id(optimizer)]["stage"]`. Keeps nothing of
+Knows how trainers read and write it: ``scaler._per_optimizer_states[id(optimizer)]["stage"]``. Keeps nothing of
 its own, and refuses to know what a flag means for the step.
 """
 
