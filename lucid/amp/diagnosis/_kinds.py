@@ -54,8 +54,8 @@ ADVICE: dict[Kind | Reason, str] = {
     ),
     Kind.ZERO: "Nothing is learnt there. See which module puts out only zeros, or whether its output is used at all.",
     Kind.UNKNOWN: (
-        "Whether the loss itself was finite is not known, because nobody watched. "
-        "Call diagnosis.watch(model, scaler) before training to be told."
+        "Whether the loss itself was finite is not known. "
+        "diagnosis.watch(model, scaler), called before training, keeps what tells it."
     ),
     Kind.LOSS: "No scale can help.",
     Reason.BATCH: "No scale can help. Mend the data, or leave such samples out.",
@@ -73,7 +73,8 @@ ADVICE: dict[Kind | Reason, str] = {
         "No scale and no precision can help: look for a logarithm, a division or a root of zero in this module."
     ),
     Reason.FUNCTION: (
-        "No scale can help. Look for a logarithm or a division of zero in the loss function; compute it in float32."
+        "No scale can help. Look for a target that is not finite, and for a logarithm or a division of zero in the "
+        "loss function; compute it in float32."
     ),
     Reason.DEAD: (
         "No scale can help. A ReLU whose inputs are all negative passes nothing on: lower the learning rate, begin "

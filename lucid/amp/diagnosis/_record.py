@@ -32,6 +32,9 @@ REMEMBERED = 100
 """So many skips are kept."""
 
 
+_UNHEARD = "No scale() was heard since the last update: it ran inside compiled code, or before the watch began."
+
+
 class Record(Listener):
     """Listens to one scaler and remembers.
 
@@ -46,6 +49,7 @@ class Record(Listener):
         self.key = ""
         self.skips: deque[Skip] = deque(maxlen=REMEMBERED)
         self.updates = 0
+        self._index = 0
         self.found: list[Any] = []
         self._watches: list[Callable[[], Watch | None]] = []
         self._ears: Callable[[], Handle | None] = _nothing
@@ -57,6 +61,7 @@ class Record(Listener):
         """Listen to the scaler for a watch, until the handle is removed; once, however many watches there are."""
         # Held by the watches alone: a record that led to its scaler would keep it alive.
         ears = self._ears() or listen(scaler, self)
+        self._index = _next_update(scaler, self._index)
         if not self.key:
             self.key = _models.signature(watch.model)
             _ranks.begin(self.key)
@@ -99,19 +104,22 @@ class Record(Listener):
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         kind = type(optimizer).__name__
         watches = [watch for watch in self.watches() if not owned.isdisjoint(watch.names())]
-        skip = Skip(self.updates, scaler.get_scale(), kind, owned, counts, list(self._passes), bool(watches))
+        skip = Skip(self._index, scaler.get_scale(), kind, owned, counts, list(self._passes), bool(watches))
+        if watches and not self._passes:
+            skip.notes.append(_UNHEARD)
         self.skips.append(skip)
         for watch in watches:
             watch.on_skip(skip)
 
     def ended(self, scaler: Any, index: int) -> None:
         """Begin the next iteration."""
-        self._not_finite = bool(self.skips) and self.skips[-1].update == self.updates
+        self._not_finite = bool(self.skips) and self.skips[-1].update == self._index
         self._passes = []
         self._early = {}
+        ended, self._index = self._index, _next_update(scaler, self._index + 1)
         self.updates += 1
         for watch in self.watches():
-            watch.on_ended(self._not_finite)
+            watch.on_ended(ended, self._not_finite)
 
     def began(self, skip: Skip) -> int | None:
         """The update at which gradients that were never cleared became bad; None where that is not known."""
@@ -152,6 +160,12 @@ class Record(Listener):
                 ids.append(id(parameter))
                 parts.append(part)
         return [(ids, torch.stack(parts)) for ids, parts in sums.values()]
+
+
+def _next_update(scaler: Any, counted: int) -> int:
+    """The number of the next update: what lucid's scaler says, what was counted of PyTorch's."""
+    last = getattr(scaler, "last_update", None)
+    return counted if last is None else last.index + 1
 
 
 def _magnitude(tensor: Tensor) -> Tensor:

@@ -179,17 +179,17 @@ class Watch(Handle):
         except Exception as error:  # a diagnosis ends no training
             skip.notes.append(f"It could not be traced to a module: {type(error).__name__}: {error}.")
 
-    def on_ended(self, skipped: bool) -> None:
+    def on_ended(self, update: int, skipped: bool) -> None:
         """Report a skip, on rank 0, once all optimizers had their turn; the other ranks tell it theirs."""
-        updates = self.record.updates
         if skipped:
             first = next(watch for watch in self.record.watches() if watch.report == self.report)
             if first is self:
                 self._tell()
             return
         self.tracer.landed()
-        if updates % SAMPLED == 0 or updates & (updates - 1) == 0:
-            self._zeros = (updates - 1, _models.zero_gradients(self.model))
+        count = self.record.updates
+        if count % SAMPLED == 0 or count & (count - 1) == 0:
+            self._zeros = (update, _models.zero_gradients(self.model))
 
     def _tell(self) -> None:
         from lucid.amp.diagnosis import _explain
