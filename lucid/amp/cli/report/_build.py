@@ -24,7 +24,8 @@ SHOWN = 500
 def content_of(run: Run) -> Content:
     """Everything that the report of a run shows."""
     found = findings(run)
-    sections = [section for scaler in run.scalers for section in _of_scaler(scaler, len(run.scalers))]
+    moved = [scaler for scaler in run.scalers if scaler.history]
+    sections = [section for scaler in moved for section in _of_scaler(scaler, len(run.scalers))]
     for sample in run.samples:
         key, which = _told_apart(sample.number, len(run.samples))
         sections.append(section_of(sample.ranges, sample.step, key, which))
@@ -122,8 +123,6 @@ def _skip_row(record: Any, told: dict[str, Any] | None) -> tuple[Cell, ...]:
 def _in_words(scaler: ScalerRun) -> str:
     """What the picture of the scale shows, for those who do not see it."""
     history = scaler.history
-    if not history:
-        return "An empty picture: no update was recorded."
     skips = sum(record.overflow for record in history)
     scales = [record.scale for record in history]
     return (

@@ -69,7 +69,7 @@ def _scalers_at_all(run: Run) -> Iterator[Finding]:
             "Make sure that this is meant. PyTorch's scaler for CUDA switches itself off where there is no CUDA; "
             "`enabled=False` does it by hand. In bfloat16 or float32 that is right.",
         )
-    elif run.updates == 0:
+    elif run.updates == 0 and str(run.facts.get("ending")).startswith("exit "):
         yield Finding(
             "act",
             "The scaler never moved",

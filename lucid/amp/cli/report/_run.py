@@ -87,10 +87,11 @@ def read(path: Path) -> Run:
     scalers = []
     for number, its in enumerate(known):
         more = f"-{number + 1}" if number else ""
-        history = path / f"updates{more}.jsonl"
-        if history.exists():
-            causes = tuple(_lines(path / f"causes{more}.jsonl"))
-            scalers.append(ScalerRun(number, its, History.read(history), causes))
+        place, causes = path / f"updates{more}.jsonl", tuple(_lines(path / f"causes{more}.jsonl"))
+        # A script that fails at its first step leaves causes and no update.
+        if place.exists() or causes:
+            history = History.read(place) if place.exists() else History()
+            scalers.append(ScalerRun(number, its, history, causes))
     others = tuple(_json(place) for place in sorted(path.glob("run.rank*.json")))
     samples = [_sample(path, number) for number in range(max(1, len(known)))]
     return Run(path, facts, tuple(scalers), tuple(filter(None, samples)), others)

@@ -56,7 +56,7 @@ def of_skips(scaler: ScalerRun, name: str) -> Iterator[Finding]:
     history = scaler.history
     search = list(takewhile(lambda record: record.overflow and record.kind in BENIGN, history))
     if search and len(search) < ROW:
-        yield _search(search, name)
+        yield _search(search, scaler, name)
     groups = _groups(scaler, history[len(search) :] if len(search) < ROW else history[:])
     for group in sorted(groups, key=lambda group: -len(group.records)):
         yield _finding(group, history, name)
@@ -71,7 +71,7 @@ def title_of(kind: str | None, cause: dict[str, Any] | None) -> str:
 
 
 def _groups(scaler: ScalerRun, records: Sequence[Record]) -> list[Group]:
-    told = {each["step"]: each["causes"][0] for each in scaler.causes if each["causes"] and not each.get("final")}
+    told = _told(scaler)
     groups: dict[tuple[str | None, ...], Group] = {}
     for record in records:
         if record.overflow:
@@ -83,12 +83,19 @@ def _groups(scaler: ScalerRun, records: Sequence[Record]) -> list[Group]:
     return list(groups.values())
 
 
-def _search(search: Sequence[Record], name: str) -> Finding:
+def _told(scaler: ScalerRun) -> dict[int, dict[str, Any]]:
+    """The first cause of each skip that was told in full, by its update."""
+    return {each["step"]: each["causes"][0] for each in scaler.causes if each["causes"] and not each.get("final")}
+
+
+def _search(search: Sequence[Record], scaler: ScalerRun, name: str) -> Finding:
     saved = plural(len(search), "step")
+    cause = _told(scaler).get(search[0].step)
+    found = tuple(cause["sentences"][:-1]) if cause else ()
     return Finding(
         "fine",
         f"The scale{name} was too high at first: {saved} skipped",
-        (f"It came down from {power(search[0].scale)} to {power(search[-1].new_scale)}, as it should.",),
+        (f"It came down from {power(search[0].scale)} to {power(search[-1].new_scale)}, as it should.", *found),
         f"Nothing; or start where it ended, `init_scale={search[-1].new_scale:g}`, which saves {saved}.",
     )
 

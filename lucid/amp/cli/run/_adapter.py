@@ -7,6 +7,7 @@ optimizers and trainers call. Refuses to know how anything is scaled: that is ``
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -209,7 +210,8 @@ PLACES = (
 @contextlib.contextmanager
 def swapped() -> Iterator[None]:
     """For a block: who asks PyTorch for a scaler gets lucid's."""
-    import torch.distributed.fsdp.sharded_grad_scaler  # noqa: F401  (it is loaded late, by FSDP itself)
+    if torch.distributed.is_available():
+        importlib.import_module("torch.distributed.fsdp.sharded_grad_scaler")  # loaded late, by FSDP itself
 
     undo = []
     for place, name, ours in PLACES:
