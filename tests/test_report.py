@@ -3,6 +3,7 @@
 Runs are made by hand here, line by line, so that each finding is told from a record that is known.
 """
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ SILENT = {"float16 parameter": "A parameter is float16", "gradients exactly zero
 def test_what_is_wrong_without_a_skip_is_told(folder: Folder, kind: str, title: str) -> None:
     """What was wrong at the end, though nothing was skipped, asks for action."""
     folder.updates([None] * 3)
-    Journal(folder.path / "causes.jsonl").append(3, {"final": True, "causes": [cause(kind, ("head",))]})
+    Journal(folder.path / "causes.jsonl").append(3, {"without_skip": True, "causes": [cause(kind, ("head",))]})
     assert folder.findings()[0] == ("act", f'{title}, in "head"')
 
 
@@ -294,6 +295,19 @@ def test_the_summary_has_three_findings_and_what_to_do(folder: Folder, capsys: p
     assert "Fact 0 about x." in err
     assert "→ move 2" in err
     assert str(folder.path / "report.html") in err
+
+
+@pytest.mark.parametrize("stream", ["ascii", "closed", "none"])
+def test_a_summary_is_said_to_whoever_can_hear_it(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal without our signs gets others for them; where there is none, nothing is said and nothing fails."""
+    raw = io.BytesIO()
+    terminal = None if stream == "none" else io.TextIOWrapper(raw, "ascii", write_through=True)
+    if terminal and stream == "closed":
+        terminal.close()
+    monkeypatch.setattr("sys.stderr", terminal)
+    report.say("→ 2¹⁶")
+    if stream == "ascii":
+        assert raw.getvalue() == b"? 2??\n"
 
 
 def test_what_comes_from_outside_is_escaped(folder: Folder) -> None:

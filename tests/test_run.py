@@ -403,6 +403,40 @@ def test_what_fails_in_the_watching_is_noted(tmp_path: Path) -> None:
     assert len(History.read(folder / "updates.jsonl")) == 8
 
 
+DEAD = """
+import torch
+from torch import nn
+def main():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)
+    optimizer, scaler = torch.optim.SGD(model[:1].parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    for _ in range(4):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+main()
+"""
+
+
+def test_a_model_that_is_gone_at_the_end_is_told_of(tmp_path: Path) -> None:
+    """What was wrong in a function's own model is known though the function has returned."""
+    done = in_child(["run", "--every", 2, script(tmp_path, DEAD)], tmp_path)
+    assert 'Gradients are exactly zero, in "1": a module puts out nothing but zeros' in done.err
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_that_the_script_forks_writes_nothing(tmp_path: Path) -> None:
+    """A script that goes on in two processes leaves the record of the first, and one report."""
+    text = TRAIN.replace("for step in range(8):", "child = os.fork()\nfor step in range(8):")
+    done = in_child(["run", "--every", 2, script(tmp_path, text + "if child: os.waitpid(child, 0)\n")], tmp_path)
+    assert done.status == 0
+    assert len(History.read(tmp_path / "lucid-run" / "updates.jsonl")) == 8
+    assert done.err.count("report.html") == 1
+
+
 def test_variables_that_come_too_late_are_noted(tmp_path: Path) -> None:
     """A script that sets PyTorch's threads in its environment is told that PyTorch was loaded before."""
     in_child(["run", script(tmp_path, "import os; os.environ['OMP_NUM_THREADS'] = '3'")], tmp_path)

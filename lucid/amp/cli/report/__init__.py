@@ -7,6 +7,7 @@ Knows which files a report is made of and how it is summed up in a terminal. Ref
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import textwrap
 from pathlib import Path
@@ -75,7 +76,15 @@ def sum_up(content: Content, folder: Path) -> None:
         if finding.advice:
             lines += _wrapped([f"→ {finding.advice}"])
     lines += ["", f"  {folder / 'report.html'}"]
-    print("\n".join(lines), file=sys.stderr)
+    say("\n".join(lines))
+
+
+def say(text: str) -> None:
+    """Print to standard error, where there is one; what its encoding lacks is replaced."""
+    if sys.stderr is not None:
+        encoding = sys.stderr.encoding or "utf-8"
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+            print(text.encode(encoding, "replace").decode(encoding), file=sys.stderr)
 
 
 def _wrapped(sentences: tuple[str, ...] | list[str]) -> list[str]:

@@ -12,7 +12,6 @@ from lucid.amp.cli.report._layers import finding_of
 from lucid.amp.cli.report._run import Run, ScalerRun
 from lucid.amp.cli.report._skips import of_skips, title_of
 from lucid.amp.cli.report._text import power
-from lucid.amp.diagnosis._kinds import Kind
 
 __all__ = ["findings"]
 
@@ -79,12 +78,11 @@ def _scalers_at_all(run: Run) -> Iterator[Finding]:
 
 
 def _without_skip(scaler: ScalerRun) -> Iterator[Finding]:
-    """What was wrong at the end without a skip: float16 parameters, gradients that are all zero."""
-    for explanation in scaler.causes:
-        for cause in explanation["causes"] if explanation.get("final") else ():
-            if cause["kind"] in (Kind.HALF.value, Kind.ZERO.value):
-                *facts, advice = cause["sentences"]
-                yield Finding("act", title_of(cause["kind"], cause), tuple(facts), advice)
+    """What was wrong at the end though nothing was skipped: float16 parameters, gradients that are all zero."""
+    told = [each for each in scaler.causes if each.get("without_skip")]
+    for cause in told[-1]["causes"] if told else ():
+        *facts, advice = cause["sentences"]
+        yield Finding("act", title_of(cause["kind"], cause), tuple(facts), advice)
 
 
 def _collapse(scaler: ScalerRun, name: str) -> Iterator[Finding]:

@@ -26,8 +26,8 @@ class ScalerRun:
         number: from 0, in the order in which the script made them.
         facts: its class, whether it is enabled, its settings; empty where they were not written.
         history: every update.
-        causes: explanations as plain values, each with the ``step`` of its update in the history; one with
-            ``final`` tells what was wrong at the end without a skip.
+        causes: explanations as plain values, each with the ``step`` of its update in the history; those with
+            ``without_skip`` tell what was wrong though nothing was skipped, the last one of them at the end.
     """
 
     number: int

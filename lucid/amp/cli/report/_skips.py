@@ -85,7 +85,9 @@ def _groups(scaler: ScalerRun, records: Sequence[Record]) -> list[Group]:
 
 def _told(scaler: ScalerRun) -> dict[int, dict[str, Any]]:
     """The first cause of each skip that was told in full, by its update."""
-    return {each["step"]: each["causes"][0] for each in scaler.causes if each["causes"] and not each.get("final")}
+    return {
+        each["step"]: each["causes"][0] for each in scaler.causes if each["causes"] and not each.get("without_skip")
+    }
 
 
 def _search(search: Sequence[Record], scaler: ScalerRun, name: str) -> Finding:

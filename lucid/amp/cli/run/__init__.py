@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import sys
 
 from lucid.amp.cli import Refusal, report
 from lucid.amp.cli.run._folder import Folder
@@ -59,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     folder = Folder.choose(args.out)
     options = Options(args.every, not args.no_watch, not args.no_replay, args.save_batch)
     observer = Observer(script, folder, options)
-    process = os.getpid()
     ending = ""
     try:
         with observer, _scaler_of(args.scaler):
@@ -73,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     finally:
         # A child that the script forked comes here, too.
-        if os.getpid() == process and ending:
+        if folder.is_mine() and ending:
             _tell(observer, ending)
     return 0
 
@@ -81,17 +78,13 @@ def run(args: argparse.Namespace) -> int:
 def _tell(observer: Observer, ending: str) -> None:
     """Write the last lines, draw, and sum up on standard error; the script's ending stays what it is."""
     folder = observer.folder
-    observer.end(ending)
-    if folder.rank != 0:
-        return
     try:
-        found = report.draw(folder.path)
+        observer.end(ending)
+        if folder.rank == 0:
+            report.sum_up(report.draw(folder.path), folder.path)
     except (Exception, KeyboardInterrupt) as error:
-        words = f"{type(error).__name__}: {error}"
-        print(f"lucid-amp run: the report could not be drawn ({words}).", file=sys.stderr)
-        print(f"What was recorded is in {folder.path}; lucid-amp report draws it again.", file=sys.stderr)
-    else:
-        report.sum_up(found, folder.path)
+        report.say(f"lucid-amp run: the report could not be drawn ({type(error).__name__}: {error}).")
+        report.say(f"What was recorded is in {folder.path}; lucid-amp report draws it again.")
 
 
 def _ending(error: BaseException) -> str:

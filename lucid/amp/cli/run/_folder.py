@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,13 @@ class Folder:
         path: the folder.
         rank: this process's rank in its job, 0 where it is alone.
         world: how many processes the job has.
+        process: the process that writes.
     """
 
     path: Path
     rank: int = 0
     world: int = 1
+    process: int = field(default_factory=os.getpid)
 
     @classmethod
     def choose(cls, out: str | None) -> Folder:
@@ -56,6 +58,10 @@ class Folder:
             path = _folder_of_rank_0()
         return cls(path.resolve(), rank, world)
 
+    def is_mine(self) -> bool:
+        """Whether this is the process that chose the folder, not a child that it forked."""
+        return os.getpid() == self.process
+
     def file(self, name: str, number: int = 0) -> Path:
         """Where this rank's file of that name lies; ``number`` counts scalers from 0."""
         stem, ending = os.path.splitext(name)
@@ -71,6 +77,8 @@ class Folder:
 
     def write_run(self, facts: dict[str, Any]) -> None:
         """Write ``run.json`` in one go: there is always a whole one."""
+        if not self.is_mine():
+            return
         place = self.file("run.json")
         new = place.with_name(f"{place.name}.new")
         new.write_text(json.dumps({"job": _job(), **facts}, indent=1, default=str) + "\n")

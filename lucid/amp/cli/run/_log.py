@@ -18,10 +18,13 @@ from lucid.amp._journal import Journal
 from lucid.amp.cli.run._harmless import harmless
 from lucid.amp.cli.run._sampler import Sampler
 from lucid.amp.diagnosis._events import listen
+from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.history import History
 
 if TYPE_CHECKING:
     from lucid.amp.cli.run._observer import Observer
+
+WITHOUT_SKIP = (Kind.HALF.value, Kind.ZERO.value)
 
 TOLD = 50
 """So many causes are written in full; of a longer row only the 64th, the 128th, …"""
@@ -58,6 +61,7 @@ class ScalerLog:
         self.facts = _scaler_facts(scaler)
         self._scaler = weakref.ref(scaler)
         self._told = 0
+        self._wrong: list[dict[str, Any]] = []
         self._explanation: diagnosis.Explanation | None = None
         folder = observer.folder
         self._batch = folder.file("batch.pt", number) if self.options.save_batch else None
@@ -88,7 +92,7 @@ class ScalerLog:
         self._explanation = None
         if any(update.skipped):
             self._explain(scaler)
-        self._sample(update)
+        self._sample(scaler, update)
         told = self._explanation
         self.history.add(update, told.kind if told else None, told.where[:3] if told else ())
 
@@ -101,11 +105,20 @@ class ScalerLog:
             self._causes.append(self.history.next_step, self._explanation.as_dict())
 
     @harmless
-    def _sample(self, update: ScaleUpdate) -> None:
+    def _sample(self, scaler: Any, update: ScaleUpdate) -> None:
         sampled = self._sampler.end(self.history.next_step, update.scale)
         if sampled is not None:
             fate = sampled.fate()
             self.history.sample(zero=fate.zero, subnormal=fate.subnormal)
+            self._look(scaler)
+
+    def _look(self, scaler: Any) -> None:
+        """Write down what is wrong without a skip, when that has changed."""
+        causes = diagnosis.explain(scaler).causes
+        wrong = [cause.as_dict() for cause in causes if cause.kind in WITHOUT_SKIP]
+        if wrong != self._wrong:
+            self._causes.append(self.history.next_step, {"without_skip": True, "causes": wrong})
+        self._wrong = wrong
 
     @harmless
     def watch(self, model: nn.Module | None, name: str) -> None:
@@ -121,12 +134,10 @@ class ScalerLog:
 
     @harmless
     def close(self) -> None:
-        """Hear no more; tell what is wrong without a skip."""
+        """Hear no more."""
         scaler = self._scaler()
         if scaler is not None and self.enabled:
-            explanation = diagnosis.explain(scaler)
-            if explanation.causes:
-                self._causes.append(self.history.next_step, {"final": True, **explanation.as_dict()})
+            self._look(scaler)
         for handle in (self._ears, *(find() for find in self._watches)):
             if handle is not None:
                 handle.remove()
@@ -142,7 +153,8 @@ class PlainLog:
         self._sampler = Sampler(observer.options.every, observer.folder.file("ranges.json"), self.note)
         self._every = observer.options.every
         self._steps = 0
-        self._handles: list[Any] = []
+        self._hook: Any = None
+        self._watches: list[weakref.ref[diagnosis.Watch]] = []
 
     def note(self, words: str) -> None:
         """Keep something that the reader of the report must know."""
@@ -152,10 +164,9 @@ class PlainLog:
     def sample(self, model: nn.Module, name: str) -> None:
         """Sample this model; its first backward is still to come."""
         if self.observer.folder.rank == 0:
-            if not self._handles:
-                self._handles.append(register_optimizer_step_pre_hook(self._stepping))
+            self._hook = self._hook or register_optimizer_step_pre_hook(self._stepping)
             watch = diagnosis.watch(model, None, report=None, replay=False, outputs=self._every)
-            self._handles.append(watch)
+            self._watches.append(weakref.ref(watch))
             self._sampler.add(name, watch)
             self._sampler.begin(0)
 
@@ -171,9 +182,10 @@ class PlainLog:
     @harmless
     def close(self) -> None:
         """Sample no more."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for handle in (self._hook, *(find() for find in self._watches)):
+            if handle is not None:
+                handle.remove()
+        self._hook, self._watches = None, []
         self._sampler.drop()
 
 

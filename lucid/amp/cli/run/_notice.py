@@ -8,6 +8,7 @@ what was noticed.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Notice:
         self._met: dict[int, weakref.ref[Any]] = {}
         self._undo: list[tuple[Any, str, Any]] = []
         self._inside = False
+        self._process = os.getpid()
 
     def __enter__(self) -> Notice:
         for scaler in (torch.amp.grad_scaler.GradScaler, GradScaler):
@@ -82,6 +84,8 @@ class Notice:
 
     def _meet(self, module: nn.Module) -> None:
         if not torch.is_grad_enabled() or not self._is_new(module):
+            return
+        if os.getpid() != self._process:  # a child that loads data has models of its own
             return
         model = _unwrapped(module)
         # A wrapped model may have been called by itself before.

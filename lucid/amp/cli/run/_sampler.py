@@ -39,6 +39,7 @@ class Sampler:
         self._hooks: list[Any] = []
         self._measures: dict[int, Measure] = {}
         self._first: dict[str, Any] | None = None
+        self._process = os.getpid()
 
     def add(self, name: str, watch: Watch) -> None:
         """Sample the model of this watch too, under this name, and what its modules put out."""
@@ -46,7 +47,7 @@ class Sampler:
 
     def begin(self, iteration: int) -> None:
         """Before a backward: hook the parameters, if this iteration is to be sampled."""
-        if self._hooks or iteration % self._every:
+        if self._hooks or iteration % self._every or self._process != os.getpid():
             return
         for _, find in self._watches:
             watch = find()
