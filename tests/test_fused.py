@@ -120,10 +120,11 @@ def test_no_overflow_is_missed(make: Any, scale: float, value: float, dtype: tor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [0.5, 0.1, 2.0**-100])
 def test_a_quotient_that_overflows_is_not_missed(make: Any, scale: float, dtype: torch.dtype) -> None:
-    """The largest finite number over a scale below 1 is inf: skipped. What just fits is not."""
+    """What is beyond the dtype once it is divided is skipped, also where its square is not; what just fits is not."""
     scaler = GradScaler(scale)
     largest = torch.finfo(dtype).max
-    for value, skipped in ((largest, True), (largest * scaler.get_scale() * 0.9, False)):
+    fits = largest * scaler.get_scale()
+    for value, skipped in ((largest, True), (fits * 1.1, True), (fits * 0.9, False)):
         optimizer = make([weight([1.0, value], dtype)])
         scaler.step(optimizer)
         assert scaler.step_was_skipped(optimizer) is skipped

@@ -159,6 +159,7 @@ def test_a_tensor_object_at_the_address_of_one_that_is_gone_is_new() -> None:
         addresses.add(id(tensor))
         assert not seen.has(tensor, _memory.region(tensor))
         seen.add([tensor], [_memory.region(tensor)])
+        assert seen.has(tensor, _memory.region(tensor))
         del tensor
     assert len(addresses) < 100, "no address was used again, so nothing was shown"
 
