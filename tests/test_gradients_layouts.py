@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lucid.amp import GradScaler
 
@@ -123,6 +124,41 @@ def test_inside_inference_mode_it_divides_and_leaves_nothing_behind() -> None:
         parameter.grad = None
         scaler.scale((parameter * 5.0).sum()).backward()
         assert parameter.grad.tolist() == [15.0] * 3
+
+
+class Wrapper(Tensor):
+    """A tensor whose values lie in another, as quantised and asynchronously gathered ones do."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapper":
+        """Make one of that shape, without memory of its own."""
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute with the values inside."""
+        opened = tree_map(lambda it: it.inner if isinstance(it, Wrapper) else it, (args, kwargs or {}))
+        return function(*opened[0], **opened[1])
+
+
+def clipped(scaler: GradScaler, optimizer: Any) -> None:
+    """Unscale and clip by a bound that is far away."""
+    scaler.clip_grad_norm_(optimizer, 1e9)
+
+
+@pytest.mark.parametrize("scale", [4.0, 3.0])
+@pytest.mark.parametrize("unscale", [GradScaler.unscale_, GradScaler.step, clipped])
+def test_each_gradient_that_wraps_another_tensor_is_divided(unscale: Callable[..., Any], scale: float) -> None:
+    """None of them has an address, which makes them no memory in common; a shared one is divided once."""
+    inner = [torch.full((3,), 12.0) for _ in range(3)]
+    parameters = [with_grad(Wrapper(tensor), torch.zeros(3)) for tensor in inner]
+    scaler = GradScaler(scale)
+    unscale(scaler, Duck(*parameters))
+    unscale(scaler, Duck(*parameters))
+    assert [tensor.tolist() for tensor in inner] == [[12.0 / scale] * 3] * 3
 
 
 class TestSparse:

@@ -185,6 +185,33 @@ def test_a_tensor_that_was_moved_leaves_its_old_memory() -> None:
     assert not seen.has(storage, _memory.region(storage))
 
 
+class Wrapper(Tensor):
+    """A tensor whose values lie in others: it has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, *strides: int) -> "Wrapper":
+        """Make one of three rows."""
+        return Tensor._make_wrapper_subclass(cls, [3] * len(strides), strides=strides)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: object, *_: object) -> None:
+        """Refuse everything that would need the values."""
+        raise AssertionError(f"{function} was called")
+
+
+def test_tensors_without_memory_of_their_own_are_apart() -> None:
+    """Their address is 0, all the same: each is the same memory as itself, and shares none with others."""
+    metas = [torch.zeros(shape, device="meta") for shape in (3, 3, 4)]
+    tensors = [Wrapper(1), Wrapper(1), Wrapper(7, 2), Wrapper(7, 2), *metas]
+    regions = list(map(_memory.region, tensors))
+    assert len(set(regions)) == len(tensors)
+    assert _memory.first_overlap(regions) is None
+    assert not any(map(_memory.overlaps_itself, regions))
+    assert regions == list(map(_memory.region, tensors))
+    seen = remembered(tensors[0])
+    assert [seen.has(tensor, place) for tensor, place in zip(tensors, regions, strict=True)] == [True] + [False] * 6
+
+
 def test_remembering_keeps_no_memory_alive() -> None:
     """Only numbers and weak references are kept."""
     tensor = torch.zeros(3)

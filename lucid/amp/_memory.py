@@ -51,11 +51,13 @@ def region(tensor: Tensor) -> Region:
 
 
 def _address(tensor: Tensor) -> int:
-    if tensor.is_cpu or tensor.is_cuda:
-        return tensor.data_ptr()
+    offset = int(tensor.storage_offset()) * tensor.element_size()
+    handle = tensor.data_ptr() - offset
+    if not handle:
+        # A subclass that wraps other tensors, or a meta tensor: without memory it is known as itself alone.
+        return -id(tensor) << 64
     # Elsewhere a pointer may be a handle: two storages are then apart, however near their handles are.
-    handle = tensor.untyped_storage().data_ptr()
-    return (handle << 64) + int(tensor.storage_offset()) * tensor.element_size()
+    return handle + offset if tensor.is_cpu or tensor.is_cuda else (handle << 64) + offset
 
 
 def stored(tensor: Tensor) -> Tensor:
