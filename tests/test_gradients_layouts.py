@@ -130,7 +130,7 @@ class Wrapper(Tensor):
     """A tensor whose values lie in another, as quantised and asynchronously gathered ones do."""
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> "Wrapper":
+    def __new__(cls: type["Wrapper"], inner: Tensor) -> "Wrapper":
         """Make one of that shape, without memory of its own."""
         return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
 

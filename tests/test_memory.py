@@ -189,7 +189,7 @@ class Wrapper(Tensor):
     """A tensor whose values lie in others: it has no memory of its own."""
 
     @staticmethod
-    def __new__(cls, *strides: int) -> "Wrapper":
+    def __new__(cls: type["Wrapper"], *strides: int) -> "Wrapper":
         """Make one of three rows."""
         return Tensor._make_wrapper_subclass(cls, [3] * len(strides), strides=strides)
 
