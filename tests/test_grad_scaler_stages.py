@@ -279,6 +279,30 @@ def test_an_optimizer_that_raised_can_be_stepped_again(unscaled: bool) -> None:
     assert scaler.step_was_skipped(optimizer) is False
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_new_backward_after_an_optimizer_raised_is_divided(fused: bool) -> None:
+    """A loop that was interrupted and runs again: its gradients are new, and are not used 65536 times too big."""
+    held, scaler = torch.nn.Parameter(torch.zeros(2**15)), GradScaler()
+    optimizer = torch.optim.SGD([held], lr=1.0, fused=fused)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for gradient, skipped in ((3.0, False), (math.inf, True)):
+        held.grad = torch.full_like(held, 5.0 * 2**16)
+        handle = optimizer.register_step_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scaler.step(optimizer)
+        handle.remove()
+        assert held.grad.eq(5.0).all()
+        held.grad = torch.full_like(held, gradient * 2**16)
+        scaler.step(optimizer)
+        assert scaler.step_was_skipped(optimizer) is skipped
+        assert held.eq(-3.0).all()
+        scaler.update()
+        assert scaler.get_scale() == (2.0**15 if skipped else 2.0**16)
+
+
 def test_an_iteration_with_an_optimizer_that_raised_can_be_given_up() -> None:
     """update() makes it ready; it counts as overflow-free."""
     held, scaler = weight(), GradScaler(4.0, growth_interval=1)

@@ -214,7 +214,8 @@ class GradScaler(Settings, Events):
         _refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
         turn.may_step()
-        reading = self._unscaling.unscale(optimizer, turn, in_kernel=True) if turn.stage is Stage.READY else None
+        due = self._unscaling.is_due(optimizer, turn)
+        reading = self._unscaling.unscale(optimizer, turn, by_step=True) if due else None
         if self._unscaling.overflowed(turn):
             self._skip(optimizer, turn)
             return None

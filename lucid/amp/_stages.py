@@ -21,14 +21,22 @@ class Stage(enum.Enum):
 
 
 class Turn:
-    """One optimizer's part in one iteration."""
+    """One optimizer's part in one iteration.
 
-    __slots__ = ("_find", "_type", "overflow", "skipped", "stage")
+    Attributes:
+        stage: how far it has come.
+        by_step: whether it was a step that unscaled, and not the user.
+        overflow: its verdict, as the caller stored it.
+        skipped: whether its step was skipped.
+    """
+
+    __slots__ = ("_find", "_type", "by_step", "overflow", "skipped", "stage")
 
     def __init__(self, optimizer: object) -> None:
         self._find = _reference(optimizer)
         self._type = type(optimizer)
         self.stage = Stage.READY
+        self.by_step = False
         self.overflow: Any = False
         self.skipped = False
 

@@ -32,23 +32,34 @@ class Unscaling:
         """Begin another iteration: what was divided may be divided again."""
         self._divided.clear()
 
+    def is_due(self, optimizer: Any, turn: Turn) -> bool:
+        """Whether a step must unscale: nobody did, or a step that raised did, and there were new gradients since."""
+        if turn.stage is Stage.READY:
+            return True
+        if not turn.by_step:
+            return False
+        try:
+            return bool(Gradients(optimizer, self._divided).fresh)
+        except Exception:  # a refusal, which unscale tells the other ranks
+            return True
+
     @_torch.without_grad
-    def unscale(self, optimizer: Any, turn: Turn, in_kernel: bool = False) -> Reading | None:
+    def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> Reading | None:
         """Divide an optimizer's gradients, or return the reading that lets its own kernel do it.
 
         Args:
             optimizer: whose gradients are divided.
             turn: its turn, which then is unscaled and knows the verdict.
-            in_kernel: whether the optimizer is about to be stepped.
+            by_step: whether the optimizer is about to be stepped.
         """
         groups = self._consensus.groups(optimizer)
         gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self._divided)
-        in_kernel = in_kernel and _fused.divides(optimizer, gradients)
+        in_kernel = by_step and _fused.divides(optimizer, gradients)
         if not groups and not in_kernel:
             verdict = self._divisor.divide_(gradients.fresh)
             if gradients.divided:
                 verdict += self._divisor.judge(gradients.divided)
-            self._mark(turn, gradients, verdict)
+            self._mark(turn, gradients, verdict, by_step)
             return None
         # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
         reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
@@ -56,7 +67,7 @@ class Unscaling:
         overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
         if overflow or not in_kernel:
             self._divisor.divide_(gradients.fresh, judged=False)
-        self._mark(turn, gradients, overflow)
+        self._mark(turn, gradients, overflow, by_step)
         return reading if in_kernel and not overflow else None
 
     @_torch.without_grad
@@ -69,7 +80,7 @@ class Unscaling:
         else:
             gradients = Gradients(optimizer, self._divided)
             clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
-        self._mark(turn, gradients, clipped.overflow)
+        self._mark(turn, gradients, clipped.overflow, by_step=False)
         return clipped
 
     def overflowed(self, turn: Turn) -> bool:
@@ -90,7 +101,8 @@ class Unscaling:
                 self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
             raise
 
-    def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor]) -> None:
+    def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor], by_step: bool) -> None:
         gradients.commit(self._divided)
+        turn.by_step = by_step
         turn.overflow = overflow
         turn.stage = Stage.UNSCALED
