@@ -78,8 +78,12 @@ class Team:
         return all(process.is_alive() for process in self.processes)
 
     def dismiss(self) -> None:
-        """End the processes."""
+        """Let the processes end, and end those that hang."""
+        for pipe in self.pipes:
+            pipe.close()
+        until = time.monotonic() + 5
         for process in self.processes:
+            process.join(max(until - time.monotonic(), 0))
             process.kill()
             process.join()
         self._folder.cleanup()
