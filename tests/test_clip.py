@@ -166,6 +166,15 @@ def test_parameters_restricts_the_norm_and_the_clipping() -> None:
     assert parameters[1].grad.item() == 40.0
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_parameters_are_none(enabled: bool) -> None:
+    """An empty list restricts the clipping to nothing, enabled or not: the norm is 0 and the gradient as it was."""
+    parameters, optimizer = owned(torch.tensor([24.0]))
+    scaler = GradScaler(1.0, enabled=enabled)
+    assert scaler.clip_grad_norm_(optimizer, 1.0, parameters=[]).item() == 0.0
+    assert parameters[0].grad.item() == 24.0
+
+
 def test_an_overflow_beside_the_chosen_parameters_is_one() -> None:
     """The others are judged too: the step is skipped, and what was chosen is not clipped."""
     parameters, optimizer = owned(torch.tensor([24.0]), torch.tensor([math.nan]))
