@@ -224,6 +224,14 @@ def test_an_observer_sees_the_outputs_as_they_were_given() -> None:
     assert seen[0][1][0] is loss
 
 
+def test_an_observer_sees_what_a_generator_yields() -> None:
+    """A generator yields once: the observer and the user get its tensors all the same, at any depth."""
+    scaler, seen, loss = GradScaler(4.0), [], torch.ones(())
+    scaler._observe_scale(lambda _, outputs: seen.append(outputs))
+    assert scaler.scale({"losses": (loss for _ in range(2))})["losses"] == [torch.tensor(4.0)] * 2
+    assert seen[0]["losses"][1] is loss
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_an_observer_sees_the_gradients_of_a_skip(fused: bool) -> None:
     """By name and with their true values, before anything can clear them; of a step that lands it hears nothing."""

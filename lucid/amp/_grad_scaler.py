@@ -109,6 +109,8 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             return outputs
+        if self._scale_observers:
+            outputs = _outputs.mapped(outputs, lambda tensor: tensor)  # what a generator yields is told, too
         scaled = _outputs.mapped(outputs, self._multiplied)
         if self._scale_observers:
             self._tell_scaled(outputs)
@@ -175,7 +177,7 @@ class GradScaler(Settings, Events):
         """
         clipping = Clipping(max_norm, norm_type, parameters)
         if not self._enabled:
-            chosen = clipping.parameters or _parameters(optimizer)
+            chosen = _parameters(optimizer) if clipping.parameters is None else clipping.parameters
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
         turn.may_unscale()
