@@ -1,5 +1,7 @@
 """When a collapse of the scale is spoken of, and how often."""
 
+import pytest
+
 from lucid.amp._alarm import Alarm
 from lucid.amp._schedule import ScaleUpdate
 
@@ -49,12 +51,20 @@ def test_a_good_update_ends_the_row() -> None:
     assert sum(len(said(alarm, index, 64.0, 64.0)) for index in range(51, 76)) == 1
 
 
-def test_many_names_are_cut_short_and_none_is_said_to_be_unknown() -> None:
-    """Five names and the number of the others; without a step nothing is known."""
-    for names, expected in (([f"w{n}" for n in range(8)], "'w4' and 3 more"), ([], "unknown")):
-        alarm, messages = Alarm(), []
-        for index in range(25):
-            update = ScaleUpdate(index, 64.0, 64.0, True, (True,))
-            messages += list(alarm.messages(update, lambda names=names: names))  # type: ignore[misc]
-        assert expected in messages[0]
-        assert "'w5'" not in messages[0]
+@pytest.mark.parametrize(
+    ("names", "skipped", "expected"),
+    [
+        ([f"w{n}" for n in range(8)], (False, True), "'w4' and 3 more"),
+        ([], (True,), "none on this rank"),
+        (["w5"], (False,), "unknown (no step was asked for)"),
+        (["w5"], (), "unknown (no step was asked for)"),
+    ],
+)
+def test_the_names_are_those_of_the_last_update(names: list[str], skipped: tuple[bool, ...], expected: str) -> None:
+    """Five and the number of the others; none where another rank overflowed; without a skip they are of another row."""
+    alarm, messages = Alarm(), []
+    for index in range(25):
+        update = ScaleUpdate(index, 64.0, 64.0, True, skipped)
+        messages += list(alarm.messages(update, lambda: names))
+    assert expected in messages[0]
+    assert "'w5'" not in messages[0]

@@ -47,12 +47,13 @@ class Alarm:
             messages.append(_LOW.format(scale=update.new_scale))
         if self._row == ROW:
             since = update.index - ROW + 1
-            messages.append(_ROW.format(row=ROW, since=since, scale=update.new_scale, names=_listed(names())))
+            told = _listed(names()) if any(update.skipped) else "unknown (no step was asked for)"
+            messages.append(_ROW.format(row=ROW, since=since, scale=update.new_scale, names=told))
         return messages
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
     if not names:
-        return "unknown (no step was asked for)"
+        return "none on this rank"
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
