@@ -105,6 +105,62 @@ def test_a_float16_loss_is_told() -> None:
     assert "The loss was float16" in str(explain(scaler))
 
 
+def explained(model: nn.Module, batch: torch.Tensor, factor: float = 1.0) -> Any:
+    """What is said of one watched iteration under float16 autocast; the loss is the output's sum times a factor."""
+    scaler = GradScaler(init_scale=4.0)
+    watch(model, scaler, report=None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu", torch.float16):
+        output = model(batch)
+    scaler.scale(output.float().sum() * factor).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return explain(scaler)
+
+
+def test_weights_that_are_not_finite_are_named_as_the_reason() -> None:
+    """Sound inputs and a NaN among the weights: an earlier step let it in."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[1].weight.data[0, 0] = math.nan
+    explanation = explained(model, torch.ones(1, 2))
+    assert (explanation.reason, explanation.where) == ("weights are not finite", ("1",))
+
+
+def test_gradients_that_float16_flushed_are_told_from_dead_modules() -> None:
+    """Nothing was skipped and no module is silent: the gradients were too small for float16 at this scale."""
+    explanation = explained(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), torch.ones(1, 2), factor=1e-12)
+    assert (explanation.kind, explanation.reason) == ("gradients exactly zero", "too small for float16 at this scale")
+    assert str(explanation).startswith("No step was skipped, but:")
+    assert "Raise the scale" in str(explanation)
+
+
+def test_a_model_that_computes_its_own_loss() -> None:
+    """Where the loss is the model's own code, the model itself is named, and that no precision helps."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) / 0.0
+
+    explanation = explained(WithLoss(), torch.ones(1, 2))
+    assert (explanation.reason, explanation.where) == ("not finite in float32 either", ("the model itself",))
+
+
+def test_what_cannot_be_traced_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure of the diagnosis itself becomes a sentence."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr("lucid.amp.diagnosis._trace.replay", fail)
+    explanation = explained(nn.Sequential(nn.Linear(2, 1)), torch.ones(1, 2), factor=INF)
+    assert explanation.kind == "loss not finite"
+    assert "It could not be traced to a module: RuntimeError: no idea." in str(explanation)
+
+
 def watched_skip() -> Any:
     """An explanation with a cause that has gradients."""
     scaler, model = GradScaler(init_scale=4.0), nn.Sequential(nn.Linear(2, 2))
