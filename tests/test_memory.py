@@ -81,6 +81,16 @@ def test_neighbours_and_interleaved_views_do_not_overlap() -> None:
         assert _memory.first_overlap(map(_memory.region, parts)) is None
 
 
+def test_many_interleaved_views_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All columns of a matrix meet each other; what is looked at grows with them, and not with their pairs."""
+    looks, share_bytes = [], _memory._share_bytes
+    monkeypatch.setattr(_memory, "_share_bytes", lambda *places: looks.append(places) or share_bytes(*places))
+    first, second = torch.zeros(4, 50), torch.zeros(4, 50)
+    places = [_memory.region(matrix[:, column]) for matrix in (first, second) for column in range(50)]
+    assert _memory.first_overlap(places) is None
+    assert 1 <= len(looks) <= 2
+
+
 def test_a_transposed_view_is_the_same_memory() -> None:
     """It fills the same bytes without gaps, so that dividing both would divide twice."""
     matrix = torch.zeros(3, 4)

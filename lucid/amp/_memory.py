@@ -6,9 +6,11 @@ tensor is numbers and a weak reference, so that it keeps no memory alive.
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,11 +29,9 @@ class Region(NamedTuple):
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
-    def elements(self, origin: int) -> Tensor:
-        """Return the first byte of each element, counted from ``origin``; int64, one-dimensional."""
-        if not self.shape:
-            return torch.arange(self.begin - origin, self.end - origin, self.itemsize, device="cpu")
-        starts = torch.full((1,), self.begin - origin, device="cpu")
+    def elements(self) -> Tensor:
+        """Return where each element begins, in bytes from ``begin`` on; int64, one-dimensional."""
+        starts = torch.zeros(1, dtype=torch.int64, device="cpu")
         for size, stride in zip(self.shape, self.strides, strict=True):
             starts = (starts[:, None] + torch.arange(size, device="cpu") * (stride * self.itemsize)).flatten()
         return starts
@@ -72,7 +72,7 @@ def overlaps_itself(place: Region) -> bool:
     """Whether two elements of one tensor share memory."""
     if not place.shape or _grows(list(zip(place.strides, place.shape, strict=True))):
         return False
-    starts = place.elements(place.begin)
+    starts = place.elements()
     return bool((torch.sort(starts).values.diff() == 0).any())
 
 
@@ -96,24 +96,52 @@ def apart(tensors: Sequence[Tensor]) -> bool:
 
 def first_overlap(places: Iterable[Region]) -> tuple[Region, Region] | None:
     """Return two regions that share bytes without being the same memory, or None."""
-    reaching: list[Region] = []
-    for place in sorted(set(places)):
-        reaching = [other for other in reaching if other.end > place.begin]
-        for other in reaching:
-            if _share_bytes(other, place):
-                return other, place
-        reaching.append(place)
+    for cluster in _clusters(sorted(set(places))):
+        # All of them at once, since columns of one matrix all meet each other; which two is asked after that.
+        if len(cluster) > 1 and _share_bytes(cluster):
+            return next(pair for pair in itertools.combinations(cluster, 2) if _share_bytes(pair))
     return None
 
 
-def _share_bytes(a: Region, b: Region) -> bool:
-    if not a.shape and not b.shape:
-        return True  # two spans without gaps, and they are known to meet
-    offset = min(a.begin, b.begin)
-    taken = torch.zeros(max(a.end, b.end) - offset, dtype=torch.bool, device="cpu")
-    for byte in range(a.itemsize):
-        taken[a.elements(offset) + byte] = True
-    return any(bool(taken[b.elements(offset) + byte].any()) for byte in range(b.itemsize))
+def _clusters(places: Iterable[Region]) -> Iterator[list[Region]]:
+    """Yield sorted regions in groups that share no byte with each other: each begins where all others end."""
+    cluster: list[Region] = []
+    end = 0
+    for place in places:
+        if cluster and place.begin >= end:
+            yield cluster
+            cluster = []
+        end = max(end, place.end) if cluster else place.end
+        cluster.append(place)
+    if cluster:
+        yield cluster
+
+
+def _share_bytes(places: Sequence[Region]) -> bool:
+    """Whether two of some sorted regions share bytes: each is marked in turn where none was marked before."""
+    origin = places[0].begin
+    # Nearly always the size of an element, so that one mark stands for all bytes of it.
+    sizes = (place.itemsize if place.shape else place.end - place.begin for place in places)
+    unit = math.gcd(*sizes, *(place.begin - origin for place in places))
+    taken = torch.zeros((max(place.end for place in places) - origin) // unit, dtype=torch.bool, device="cpu")
+    for place in places:
+        marks = list(_marks(taken, place, origin, unit))
+        if any(bool(mark.any()) for mark in marks):
+            return True
+        for mark in marks:
+            mark.fill_(True)
+    return False
+
+
+def _marks(taken: Tensor, place: Region, origin: int, unit: int) -> Iterator[Tensor]:
+    """Yield views of ``taken`` that together hold one mark for each unit of a region."""
+    begin, end = (place.begin - origin) // unit, (place.end - origin) // unit
+    if not place.shape:
+        yield taken[begin:end]
+        return
+    width = place.itemsize // unit
+    strides = [stride * width for stride in place.strides]
+    yield from (taken.as_strided(place.shape, strides, begin + more) for more in range(width))
 
 
 def _grows(dims: list[tuple[int, int]]) -> bool:
