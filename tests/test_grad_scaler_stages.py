@@ -236,6 +236,19 @@ def test_an_overflow_found_by_unscale_skips_whatever_is_mended_after_it(kind: An
     assert scaler.step_was_skipped(optimizer)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float16, torch.float8_e4m3fn])
+def test_a_gradient_that_came_after_unscale_does_not_disturb_a_skip(dtype: torch.dtype) -> None:
+    """Of a dtype that would have been refused: the overflow that unscale_ found skips the step all the same."""
+    held, late, scaler = weight(math.inf), torch.nn.Parameter(torch.zeros(3).to(dtype)), GradScaler(4.0)
+    optimizer = Duck([held, late])
+    scaler.unscale_(optimizer)
+    late.grad = torch.ones(3).to(dtype)
+    assert scaler.step(optimizer) is None
+    assert scaler.step_was_skipped(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+
+
 def test_a_parameter_group_added_in_mid_training() -> None:
     """Its gradients take part from the next unscale_ on."""
     first, second, scaler = weight(), weight(), GradScaler(4.0)

@@ -35,6 +35,9 @@ _REFUSED: dict[torch.dtype, tuple[type[Exception], str]] = {
     torch.complex64: _NO_COMPLEX,
     torch.complex128: _NO_COMPLEX,
 }
+_LOOKED_AT = {torch.float16, *DIVIDES_IN}
+"""What a gradient that is looked at may be: one that came after ``unscale_`` was never refused."""
+
 _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, torch.jagged}
 
 
@@ -145,7 +148,9 @@ def named(optimizer: Any) -> list[Gradient]:
         Gradient(names[id(parameter)], parameter, values)
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter.grad is not None and (values := _strided(parameter.grad)) is not None
+        if parameter.grad is not None
+        and parameter.grad.dtype in _LOOKED_AT
+        and (values := _strided(parameter.grad)) is not None
     ]
 
 
