@@ -10,6 +10,7 @@ from torch import nn
 
 from lucid.amp import GradScaler
 from lucid.amp._schedule import ScaleUpdate
+from lucid.amp.diagnosis import watch
 from lucid.amp.history import History, Record
 from lucid.amp.history._picture import LOOKS
 
@@ -55,6 +56,18 @@ def test_each_update_is_recorded(make: Any) -> None:
         (2, 2048.0, 1024.0, True, (True,)),
         (3, 1024.0, 1024.0, False, (False,)),
     ]
+
+
+@pytest.mark.parametrize(("loss", "kind"), [(1e5, BACKWARD), (float("nan"), LOSS)])
+def test_a_skip_is_recorded_with_its_cause(make: Any, loss: float, kind: str) -> None:
+    """Where the model is watched, the record says why a step was skipped and where that began."""
+    model, scaler = nn.Sequential(nn.Linear(1, 1)), make(2.0**120)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, scaler, report=None), History(scaler) as history:
+        scaler.scale((model(torch.full((1, 1), loss)) ** 3).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [(record.kind, record.where) for record in history] == [(kind, ("0",))]
 
 
 def test_nothing_is_recorded_after_close(make: Any) -> None:

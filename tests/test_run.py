@@ -35,7 +35,6 @@ SERVER = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "s
 PRELOADED = (
     "torch",
     "torch._dynamo",  # every optimizer loads it at its first step
-    "torch._functorch.aot_autograd",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "lucid.amp.cli.run._adapter",

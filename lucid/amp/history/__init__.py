@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["History", "Record"]
 
+# Errors, pickles and help pages show the path that a user types.
+Record.__module__ = __name__
+
 CAPACITY = 100_000
 
 
