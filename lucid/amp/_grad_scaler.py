@@ -7,13 +7,13 @@ divided (``_division``), and how ranks agree (``_consensus``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lucid.amp import _fused, _gradients, _outputs, _schedule
+from lucid.amp import _fused, _gradients, _outputs, _schedule, _settings, _stages
 from lucid.amp._clip import Clipping
 from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
@@ -213,7 +213,7 @@ class GradScaler(Settings, Events):
             result = optimizer.step(*args, **kwargs)
             self._answers.remember(optimizer, skipped=False)
             return result
-        _refuse_closure(args, kwargs)
+        _stages.refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
         turn.may_step()
         due = self._unscaling.is_due(optimizer, turn)
@@ -243,7 +243,7 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             return
-        given = None if new_scale is None else Standing(_schedule.scale("new_scale", _number(new_scale)), 0)
+        given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
         # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
         turns = self._stages.turns()
         overflow = any([self._unscaling.overflowed(turn) for turn in turns])
@@ -289,24 +289,5 @@ class GradScaler(Settings, Events):
         self._begin(*_schedule.loaded(state["state"]), state["enabled"], Consensus())
 
 
-def _refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a closure in either place; None is no closure, trainers pass it."""
-    if kwargs.get("closure") is not None or (args and callable(args[0])):
-        raise RuntimeError(
-            "step() takes no closure while the scaler is enabled: it would run backward() again, and those gradients "
-            "would never be unscaled. Run the closure's forward and backward before step(), without passing it. "
-            "Nothing was changed."
-        )
-
-
 def _parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _number(new_scale: object) -> object:
-    """Return the number that a one-element tensor holds, and anything else as it is."""
-    if not isinstance(new_scale, Tensor):
-        return new_scale
-    if new_scale.numel() != 1:
-        raise ValueError(f"new_scale must be one number, got a tensor of shape {tuple(new_scale.shape)}")
-    return new_scale.item()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from lucid.amp import _schedule
 from lucid.amp._consensus import Consensus
 from lucid.amp._division import Divisor
@@ -92,3 +94,12 @@ class Settings:
         """Return scale, count and settings in one line."""
         state = ", ".join(f"{key.lstrip('_')}={value}" for key, value in self.state_dict().items())
         return f"{type(self).__name__}({state}, enabled={self._enabled})"
+
+
+def new_scale(given: object) -> float:
+    """Return the scale that ``update`` is given, a number or a one-element tensor, rounded once to float32."""
+    if isinstance(given, Tensor):
+        if given.numel() != 1:
+            raise ValueError(f"new_scale must be one number, got a tensor of shape {tuple(given.shape)}")
+        given = given.item()
+    return _schedule.scale("new_scale", given)

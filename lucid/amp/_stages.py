@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -64,6 +64,16 @@ class Turn:
                 f"step() already ran for this {self._type.__name__} since the last update(). Call update() once after "
                 "the steps of an iteration, then step again."
             )
+
+
+def refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a closure in either place; None is no closure, trainers pass it."""
+    if kwargs.get("closure") is not None or (args and callable(args[0])):
+        raise RuntimeError(
+            "step() takes no closure while the scaler is enabled: it would run backward() again, and those gradients "
+            "would never be unscaled. Run the closure's forward and backward before step(), without passing it. "
+            "Nothing was changed."
+        )
 
 
 class Stages:
