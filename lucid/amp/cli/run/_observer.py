@@ -6,6 +6,7 @@ told at the end: it never reaches the script. Refuses to know how a report looks
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import sys
@@ -108,7 +109,7 @@ class Observer:
         if len(self.models) >= AT_MOST:
             self.note(f"The script called more than {AT_MOST} models; the first {AT_MOST} of them were watched.")
             return
-        facts = _model_facts(model)
+        facts = _model_facts(model, [its["name"] for _, its in self.models])
         self.models.append((weakref.ref(model), facts))
         for log in self.scalers:
             log.watch(model, facts["name"])
@@ -117,10 +118,12 @@ class Observer:
         self._write()
 
 
-def _model_facts(model: nn.Module) -> dict[str, Any]:
+def _model_facts(model: nn.Module, taken: list[str]) -> dict[str, Any]:
     parameters = list(model.parameters())
+    name = _name_in_script(model) or type(model).__name__
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return {
-        "name": _name_in_script(model) or type(model).__name__,
+        "name": next(free for free in names if free not in taken),
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in parameters),
         "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
