@@ -59,18 +59,24 @@ def combined(norms: Sequence[float], order: float) -> float:
 
 
 def robust(tensors: Sequence[Tensor], order: float) -> float:
-    """Return the norm of finite tensors whose power overflows: that of tensors divided by the largest element.
+    """Return the norm of finite tensors whose power overflows: that of tensors divided by their largest element.
 
-    ‖x‖ = m · ‖x / m‖ with m = max|x|. Reads twice and needs a bounded workspace.
+    ‖x‖ = m · ‖x / m‖ with m = max|x|, first for the tensors of each device and dtype (a float64 may be beyond
+    float32), then for their norms. Reads twice and needs a bounded workspace.
     """
-    largest = max(float(part) for part in power(tensors, math.inf))
-    if largest == 0:
-        return 0.0
-    total = 0.0
-    for _, dtype, bucket in _torch.by_device_and_dtype(list(tensors)):
-        for group in pieces(bucket):
-            total += _shrunk_power(group, DIVIDES_IN[dtype], largest, order)
-    return largest * root(total, order)
+    buckets = _torch.by_device_and_dtype(list(tensors))
+    norms = [_robust(bucket, DIVIDES_IN[dtype], order) for _, dtype, bucket in buckets]
+    largest = max(norms, default=0.0)
+    if largest == 0 or order == math.inf:
+        return largest
+    return largest * root(sum((norm / largest) ** order for norm in norms), order)
+
+
+def _robust(bucket: list[Tensor], dtype: torch.dtype, order: float) -> float:
+    largest = max(float(part) for part in power(bucket, math.inf))
+    if largest == 0 or order == math.inf:
+        return largest
+    return largest * root(sum(_shrunk_power(group, dtype, largest, order) for group in pieces(bucket)), order)
 
 
 def _shrunk_power(group: list[Tensor], dtype: torch.dtype, largest: float, order: float) -> float:
