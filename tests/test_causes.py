@@ -52,10 +52,10 @@ def test_reading_twice_gives_the_same(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_dtype_tells_its_largest_finite_magnitude(dtype: torch.dtype) -> None:
-    """A finite largest number of the dtype is not mistaken for inf."""
-    largest = torch.finfo(dtype).max if dtype is not torch.float64 else 1e30
-    counts = count([gradient("a", torch.tensor([-largest, INF], dtype=dtype))])
-    assert counts.read() == (NonFinite("a", (2,), 1, 0, pytest.approx(largest, rel=1e-7)),)
+    """A finite largest number of the dtype is not mistaken for inf, beside a gradient of another dtype either."""
+    largest, beside = torch.finfo(dtype).max, gradient("b", torch.tensor([NAN, 0.5]))
+    counts = count([gradient("a", torch.tensor([-largest, INF], dtype=dtype)), beside])
+    assert counts.read() == (NonFinite("a", (2,), 1, 0, largest), NonFinite("b", (2,), 0, 1, 0.5))
 
 
 def test_nothing_and_emptiness() -> None:

@@ -93,7 +93,8 @@ def _launched(gradient: Named) -> tuple[Tensor, Tensor]:
     if not tensor.numel():
         return counts, tensor.new_zeros((), dtype=torch.float32)
     lowest, highest = tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).aminmax()
-    largest = torch.maximum(-lowest, highest).abs().float()  # no -0.0
+    # Float32 holds no large float64. And no -0.0.
+    largest = torch.maximum(-lowest, highest).abs().to(torch.promote_types(tensor.dtype, torch.float32))
     scale = getattr(gradient, "scale", None)
     return counts, largest if scale is None else largest / scale.reshape(())
 
