@@ -13,6 +13,7 @@ from lucid.amp.cli.run._folder import Folder
 from lucid.amp.cli.run._log import Options
 from lucid.amp.cli.run._observer import Observer
 from lucid.amp.cli.run._script import Script
+from lucid.amp.history import History
 
 MAKERS = {"lucid": GradScaler, "torch": lambda scale: torch.amp.GradScaler("cpu", scale)}
 
@@ -101,6 +102,40 @@ def test_one_iteration_in_every_n_is_hooked(tmp_path: Path) -> None:
             scaler.update()
     assert hooked == [0, 3, 6]
     assert [run.sample(which)["step"] for which in ("first", "last")] == [0, 6]
+
+
+def test_an_overflow_is_sampled_again_in_the_next_iteration(tmp_path: Path) -> None:
+    """At an overflow nothing is to be seen: the history gets no share there, and the next iteration is sampled."""
+    with Watched(tmp_path, every=4) as run:
+        scaler = GradScaler(2.0**127)
+        optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            run.backward(scaler)
+            scaler.step(optimizer)
+            scaler.update()
+    # 3 · 2¹²⁷ is beyond float32; 3 · 2¹²⁶ is not.
+    assert run.sample("first") == run.sample("last") == {"step": 1, "scale": 2.0**126, "largest": 3 * 2.0**126}
+    shares = [record.zero for record in History.read(tmp_path / "updates.jsonl")]
+    assert shares == [None, 0.0, None, None]
+    outputs = json.loads((tmp_path / "ranges.json").read_text())["last"]["rows"][1:]
+    assert [(row["what"], row["spread"]["inf"]) for row in outputs] == [("output", 0)]
+
+
+def test_a_row_of_overflows_is_not_sampled_for_ever(tmp_path: Path) -> None:
+    """Where every iteration overflows, eight are tried in a row, and then one in every N."""
+    hooked = []
+    with Watched(tmp_path, every=20) as run:
+        scaler = GradScaler(2.0**120)
+        optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
+        for step in range(24):
+            optimizer.zero_grad()
+            scaler.scale(run.model(torch.full((1, 1), torch.inf)).sum()).backward()
+            if run.model.weight._post_accumulate_grad_hooks:
+                hooked.append(step)
+            scaler.step(optimizer)
+            scaler.update()
+    assert hooked == [*range(9), 20]
 
 
 def test_the_gradients_of_two_models_are_told_apart(tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ class Outputs:
                 if not isinstance(module, torch.jit.ScriptModule):
                     self._hooks.append(module.register_forward_hook(self._hook(name)))
 
+    def again(self) -> None:
+        """Measure the next forward, whatever its number, and every N-th from there."""
+        self._forwards = 0
+
     def after(self) -> None:
         """A forward ended: take the hooks away."""
         for hook in self._hooks:

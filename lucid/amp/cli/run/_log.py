@@ -106,8 +106,8 @@ class ScalerLog:
 
     @harmless
     def _sample(self, scaler: Any, update: ScaleUpdate) -> None:
-        sampled = self._sampler.end(self.history.next_step, update.scale)
-        if sampled is not None:
+        sampled = self._sampler.end(self.history.next_step, update.scale, update.overflow)
+        if sampled is not None and not update.overflow:
             fate = sampled.fate()
             self.history.sample(zero=fate.zero, subnormal=fate.subnormal)
             self._look(scaler)

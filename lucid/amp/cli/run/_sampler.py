@@ -23,6 +23,9 @@ from lucid.amp.diagnosis._spread import Measure
 from lucid.amp.diagnosis._taps import local_values
 from lucid.amp.diagnosis._watch import Watch
 
+TRIES = 8
+"""So many iterations with an overflow are sampled in a row; then it waits for its turn again."""
+
 
 class Sampler:
     """Measures the gradients of some models in one iteration of every N.
@@ -39,6 +42,7 @@ class Sampler:
         self._hooks: list[Any] = []
         self._measures: dict[int, Measure] = {}
         self._first: dict[str, Any] | None = None
+        self._owed = 0
         self._process = os.getpid()
 
     def add(self, name: str, watch: Watch) -> None:
@@ -47,7 +51,8 @@ class Sampler:
 
     def begin(self, iteration: int) -> None:
         """Before a backward: hook the parameters, if this iteration is to be sampled."""
-        if self._hooks or iteration % self._every or self._process != os.getpid():
+        due = iteration % self._every == 0 or 0 < self._owed <= TRIES
+        if self._hooks or not due or self._process != os.getpid():
             return
         for _, find in self._watches:
             watch = find()
@@ -62,11 +67,19 @@ class Sampler:
         if parameter.grad is not None:
             self._measures[id(parameter)] = Measure(local_values(parameter.grad))
 
-    def end(self, iteration: int, scale: float | None) -> Ranges | None:
-        """After an iteration: what was measured, written down; None where nothing was."""
+    def end(self, iteration: int, scale: float | None, overflow: bool = False) -> Ranges | None:
+        """After an iteration: what was measured, written down; None where nothing was.
+
+        Of gradients that are not finite the shares say little: after an overflow the next iteration is sampled
+        instead, and such a sample is kept only until there is a better one.
+        """
         measures = self._measures
         self.drop()
-        if not measures:
+        if measures:
+            self._owed = self._owed + 1 if overflow else 0
+        if 0 < self._owed <= TRIES:
+            self._measure_outputs_again()
+        if not measures or (overflow and self._first is not None):
             return None
         rows: list[Row] = []
         without: list[str] = []
@@ -77,8 +90,14 @@ class Sampler:
                 rows += _rows(watch.model, prefix, measures, scale or 1.0, without)
                 rows += _rows_of_outputs(watch, prefix)
         sampled = Ranges(tuple(rows), scale, _recommended(rows), tuple(without))
-        self._write({"step": iteration, **dataclasses.asdict(sampled)})
+        self._write({"step": iteration, **dataclasses.asdict(sampled)}, first=not overflow)
         return sampled
+
+    def _measure_outputs_again(self) -> None:
+        for _, find in self._watches:
+            watch = find()
+            if watch is not None:
+                watch.outputs.again()
 
     def drop(self) -> None:
         """Take the hooks away and forget what was measured."""
@@ -86,11 +105,12 @@ class Sampler:
             hook.remove()
         self._hooks, self._measures = [], {}
 
-    def _write(self, sample: dict[str, Any]) -> None:
-        """Keep the first sample and this one; there is always a whole file."""
-        self._first = self._first or sample
+    def _write(self, sample: dict[str, Any], first: bool) -> None:
+        """Keep the first finite sample and this one; there is always a whole file."""
+        if first and self._first is None:
+            self._first = sample
         new = self._path.with_name(f"{self._path.name}.new")
-        new.write_text(json.dumps({"first": self._first, "last": sample}), "utf-8")
+        new.write_text(json.dumps({"first": self._first or sample, "last": sample}), "utf-8")
         os.replace(new, self._path)
 
 
