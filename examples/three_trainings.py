@@ -1,8 +1,8 @@
 """Three trainings to look at with ``lucid-amp run``; docs/reports.md reads their reports.
 
-    lucid-amp run examples/three_trainings.py well     float16 with a scaler, as it should be
-    lucid-amp run examples/three_trainings.py huge     now and then a row of data is a thousand times too large
-    lucid-amp run examples/three_trainings.py plain    float32, no scaler: would float16 work?
+``lucid-amp run examples/three_trainings.py well``: float16 with a scaler, as it should be
+``lucid-amp run examples/three_trainings.py huge``: now and then a row of data is a thousand times too large
+``lucid-amp run examples/three_trainings.py plain``: float32, no scaler: would float16 work?
 """
 
 import sys

@@ -115,7 +115,7 @@ def test_error_if_nonfinite_raises_and_the_iteration_can_go_on() -> None:
     """The error names the norm; afterwards step is skipped and update backs off."""
     _, optimizer = owned(torch.tensor([math.inf]))
     scaler = GradScaler(8.0)
-    with pytest.raises(RuntimeError, match="norm of order 2.0 is inf"):
+    with pytest.raises(RuntimeError, match=r"norm of order 2\.0 is inf"):
         scaler.clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
     scaler.step(optimizer)
     scaler.update()

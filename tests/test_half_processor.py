@@ -61,9 +61,7 @@ def test_units_are_measured(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
 
 
 @pytest.mark.parametrize(("native", "wide", "expected"), [(1.0, 1.0, "native"), (2.0, 1.0, "float32")])
-def test_the_faster_one_is_picked(
-    monkeypatch: pytest.MonkeyPatch, native: float, wide: float, expected: str
-) -> None:
+def test_the_faster_one_is_picked(monkeypatch: pytest.MonkeyPatch, native: float, wide: float, expected: str) -> None:
     """As fast as float32 is native; twice as slow is not."""
     monkeypatch.setattr(_processor, "_fastest", lambda _: [native, wide])
     assert _processor._picked(_processor._product, torch.float16) == expected

@@ -32,9 +32,7 @@ class Convolution(torch.autograd.Function):
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         ctx.settings = settings
         with uncast():
-            wide = torch.convolution(
-                input.float(), weight.float(), None if bias is None else bias.float(), *settings
-            )
+            wide = torch.convolution(input.float(), weight.float(), None if bias is None else bias.float(), *settings)
             return wide.to(input.dtype)
 
     @staticmethod
@@ -67,9 +65,7 @@ def _padding(padding: Sizes | str, weight: Tensor, dilation: list[int]) -> tuple
     return [size // 2 for size in total], [size - size // 2 for size in total]
 
 
-def _convolve(
-    operands: Operands, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any
-) -> Any:
+def _convolve(operands: Operands, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Any:
     """Cast and convolve; an input without a batch gets one for the while."""
     cast = operands.cast
     batched = input.dim() == dims + 2
