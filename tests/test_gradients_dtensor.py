@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -48,6 +49,17 @@ def test_it_is_divided_by_its_local_tensor(mesh: Any) -> None:
     assert isinstance(spread.grad, DTensor)
     assert spread.grad.to_local().tolist() == [[3.0, 3.0]] * 4
     assert plain.grad.tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("scale", [4.0, 3.0])
+def test_each_is_divided_while_its_sum_is_on_its_way(mesh: Any, scale: float) -> None:
+    """What a collective returns has no address until it is awaited: several such gradients are no memory in common."""
+    weights = [weight(mesh, 12.0) for _ in range(3)]
+    for made in weights:
+        summed = all_reduce(torch.full((4, 2), 12.0), "sum", mesh)
+        made.grad = DTensor.from_local(summed, mesh, [Shard(0)], run_check=False)
+    GradScaler(scale).unscale_(sgd(*weights))
+    assert [made.grad.to_local().tolist() for made in weights] == [[[12.0 / scale] * 2] * 4] * 3
 
 
 def test_an_overflow_in_it_skips(mesh: Any) -> None:
