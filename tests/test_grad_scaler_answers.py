@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 import weakref
 from typing import Any
 
@@ -262,3 +263,17 @@ def test_an_observer_that_raises_leaves_the_step_skipped() -> None:
     assert scaler.step_was_skipped(optimizer)
     scaler.update()
     assert scaler.last_update == ScaleUpdate(0, 4.0, 2.0, True, (True,))
+
+
+def test_hooks_hear_of_an_update_whose_warning_is_an_error() -> None:
+    """With warnings as errors the fall below 1 raises, after the hook was told of it."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.full((1,), torch.inf)
+    optimizer, scaler, heard = torch.optim.SGD([parameter], lr=1.0), GradScaler(1.0), []
+    scaler.register_update_hook(lambda scaler, update: heard.append(update.new_scale))
+    scaler.step(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="below 1"):
+            scaler.update()
+    assert heard == [0.5]

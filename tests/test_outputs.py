@@ -46,6 +46,14 @@ def test_the_dtype_at_every_rank(dtype: torch.dtype, shape: tuple[int, ...], dev
     assert bool((output == 3.0).all())
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_half_complex_output_stays_one() -> None:
+    """(3 + 1j) · 4 = 12 + 4j in complex32."""
+    scaled = scale(torch.tensor([3 + 1j]).to(torch.complex32), by=4.0)
+    assert scaled.dtype is torch.complex32
+    assert scaled.to(torch.complex64).tolist() == [12 + 4j]
+
+
 def test_a_half_loss_does_not_overflow() -> None:
     """3 · 65536 = 196608 is beyond float16 and not beyond float32, at one dimension too."""
     for half in (torch.tensor(3.0).half(), torch.tensor([3.0]).half()):

@@ -40,3 +40,4 @@ __all__ = ["GradScaler", "ScaleUpdate", "autocast"]
 # Errors, pickles and help pages show the path that a user types.
 for _public in (GradScaler, ScaleUpdate, autocast):
     _public.__module__ = __name__
+del _public

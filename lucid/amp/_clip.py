@@ -73,9 +73,10 @@ class Clipping:
                 )
 
 
-def clip_(optimizer: Any, gradients: Gradients, divisor: Divisor, clipping: Clipping) -> Clipped:
-    """Divide all gradients in place by the scale, and clip those that are asked for."""
-    chosen, others = clipping.split(optimizer, gradients)
+def clip_(
+    chosen: list[Tensor], others: list[Tensor], gradients: Gradients, divisor: Divisor, clipping: Clipping
+) -> Clipped:
+    """Divide all gradients in place by the scale, and clip the chosen ones."""
     if gradients.divided or not _norms.is_additive(clipping.order):
         verdict = divisor.divide_(gradients.fresh) + divisor.judge(gradients.divided)
         return _clip_true(chosen, clipping, divisor.read(verdict))

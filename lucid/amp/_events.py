@@ -81,10 +81,12 @@ class Events:
     def _tell_updated(self, update: ScaleUpdate) -> None:
         self._updates += 1
         self._last_update = update
-        for message in self._alarm.messages(update, self._names_not_finite):
-            warnings.warn(message, stacklevel=3)
-        for hook in list(self._update_hooks.values()):
-            hook(self, update)
+        try:
+            for message in self._alarm.messages(update, self._names_not_finite):
+                warnings.warn(message, stacklevel=3)
+        finally:  # where warnings are errors, too
+            for hook in list(self._update_hooks.values()):
+                hook(self, update)
 
     def _names_not_finite(self) -> list[str]:
         return [cause.name for counts in self._causes for cause in counts.read()]

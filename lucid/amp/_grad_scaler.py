@@ -168,7 +168,7 @@ class GradScaler(Settings, Events):
 
         Returns:
             The true total norm before clipping, zero-dimensional; inf or NaN after an overflow, when nothing is
-            clipped and the step will be skipped.
+            clipped and the step will be skipped; inf, too, where the norm of finite gradients is beyond the dtype.
 
         Raises:
             RuntimeError: as ``unscale_``, and after an overflow with ``error_if_nonfinite=True``.

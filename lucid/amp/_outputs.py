@@ -17,6 +17,7 @@ _MULTIPLIES_IN: dict[torch.dtype, tuple[torch.dtype, torch.dtype]] = {
     torch.bfloat16: (torch.float32, torch.bfloat16),
     torch.float32: (torch.float32, torch.float32),
     torch.float64: (torch.float64, torch.float64),
+    torch.complex32: (torch.complex64, torch.complex32),
     torch.complex64: (torch.complex64, torch.complex64),
     torch.complex128: (torch.complex128, torch.complex128),
 }
@@ -49,7 +50,10 @@ def mapped(outputs: Any, multiply: Multiply, path: str = "outputs") -> Any:
     """
     if isinstance(outputs, Tensor):
         if outputs.dtype not in _MULTIPLIES_IN:
-            raise TypeError(f"scale() takes floating-point tensors, but {path} is {outputs.dtype}. Scale the loss.")
+            raise TypeError(
+                f"scale() takes float16, bfloat16, float32, float64 and complex tensors, but {path} is "
+                f"{outputs.dtype}. Scale the loss."
+            )
         return multiply(outputs)
     if outputs is None:
         return None

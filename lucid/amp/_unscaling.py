@@ -56,7 +56,7 @@ class Unscaling:
         gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self._divided)
         in_kernel = by_step and _fused.divides(optimizer, gradients)
         if not groups and not in_kernel:
-            verdict = self._divisor.divide_(gradients.fresh)
+            verdict = self._divide(turn, gradients)
             if gradients.divided:
                 verdict += self._divisor.judge(gradients.divided)
             self._mark(turn, gradients, verdict, by_step)
@@ -66,7 +66,7 @@ class Unscaling:
         overflow = reading.overflows(self._divisor) or self._divisor.read(self._divisor.judge(gradients.divided))
         overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
         if overflow or not in_kernel:
-            self._divisor.divide_(gradients.fresh, judged=False)
+            self._divide(turn, gradients, judged=False)
         self._mark(turn, gradients, overflow, by_step)
         return reading if in_kernel and not overflow else None
 
@@ -79,7 +79,12 @@ class Unscaling:
             clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, self._consensus)
         else:
             gradients = Gradients(optimizer, self._divided)
-            clipped = _clip.clip_(optimizer, gradients, self._divisor, clipping)
+            chosen, others = clipping.split(optimizer, gradients)
+            try:
+                clipped = _clip.clip_(chosen, others, gradients, self._divisor, clipping)
+            except BaseException:
+                self._give_up(turn, gradients)
+                raise
         self._mark(turn, gradients, clipped.overflow, by_step=False)
         return clipped
 
@@ -100,6 +105,17 @@ class Unscaling:
             else:
                 self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
             raise
+
+    def _divide(self, turn: Turn, gradients: Gradients, judged: bool = True) -> list[Tensor]:
+        try:
+            return self._divisor.divide_(gradients.fresh, judged)
+        except BaseException:
+            self._give_up(turn, gradients)
+            raise
+
+    def _give_up(self, turn: Turn, gradients: Gradients) -> None:
+        # Memory ran out, or Ctrl-C: some are divided and some are not. No retry divides or steps by them.
+        self._mark(turn, gradients, overflow=True, by_step=False)
 
     def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor], by_step: bool) -> None:
         gradients.commit(self._divided)

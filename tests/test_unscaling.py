@@ -1,0 +1,80 @@
+"""What is left after a division that stops in the middle: nothing is divided twice, and nothing is stepped by."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lucid.amp import GradScaler, _torch
+
+
+def failing(call: Callable[..., None], error: type[BaseException]) -> Callable[..., None]:
+    """The function, which raises at its second call."""
+    calls = iter([True, False])
+
+    def second_raises(*args: Any) -> None:
+        if not next(calls, True):
+            raise error("no memory")
+        call(*args)
+
+    return second_raises
+
+
+@pytest.fixture
+def optimizer() -> torch.optim.SGD:
+    """A float32 and a float64 parameter, which are divided one after the other; both gradients are 9."""
+    parameters = [Parameter(torch.zeros(1, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 9.0)
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The values of all gradients."""
+    return [parameter.grad.item() for parameter in optimizer.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("begin", ["unscale_", "step", "clip_grad_norm_"])
+def test_no_retry_divides_again(
+    begin: str, error: type[BaseException], optimizer: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error between two divisions of 9 by 3 one is 3 and one 9: a retry changes neither, and step skips."""
+    scaler = GradScaler(3.0)
+    calls: dict[str, Callable[[], object]] = {
+        "unscale_": lambda: scaler.unscale_(optimizer),
+        "step": lambda: scaler.step(optimizer),
+        "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(_torch, "divide_", failing(_torch.divide_, error))
+        with pytest.raises(error, match="no memory"):
+            calls[begin]()
+    stopped = gradients(optimizer)
+    assert sorted(stopped) == [3.0, 9.0]
+    for retry in ("unscale_", "clip_grad_norm_"):
+        with pytest.raises(RuntimeError, match="already ran"):
+            calls[retry]()
+    scaler.step(optimizer)
+    assert scaler.step_was_skipped(optimizer)
+    assert gradients(optimizer) == stopped
+    assert [parameter.item() for parameter in optimizer.param_groups[0]["params"]] == [0.0, 0.0]
+
+
+def test_the_next_iteration_is_as_any(optimizer: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch) -> None:
+    """update() gives the iteration up as one that overflowed; new gradients are divided and stepped by."""
+    scaler = GradScaler(4.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(_torch, "check_and_multiply_", failing(_torch.check_and_multiply_, MemoryError))
+        with pytest.raises(MemoryError):
+            scaler.unscale_(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+    parameters: list[Tensor] = optimizer.param_groups[0]["params"]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 6.0)
+    scaler.step(optimizer)
+    assert [parameter.item() for parameter in parameters] == [-3.0, -3.0]
