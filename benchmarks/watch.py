@@ -3,9 +3,9 @@
     python benchmarks/watch.py [--pairs 40] [--device cpu]
 
 Trains a transformer (3 layers, 128 wide, 16 sequences of 64) with each scaler, a step without and a step with
-``diagnosis.watch`` in turn in one process; prints the medians, their ratio as the median of pairs, and the same
-for four accumulated passes. Then the fixed cost: what is added to a step of a model with two parameters. On a
-CPU it is the process's own time that counts, whatever else the machine is doing.
+``diagnosis.watch`` in turn in one process; prints the medians, their ratio as the median of pairs, and the same for
+four accumulated passes. Then the fixed cost: what is added to a step of a model with two parameters. On a CPU it is
+the process's own time that counts, whatever else the machine is doing.
 """
 
 from __future__ import annotations
