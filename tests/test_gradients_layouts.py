@@ -84,12 +84,10 @@ def test_only_the_view_is_divided(scale: float) -> None:
     assert buffer[:, 1::2].eq(12.0).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if not layout.startswith("empty")])
 def test_an_overflow_is_found_in_every_layout(layout: str) -> None:
     """An inf in the last element, wherever that is stored, skips the step."""
     shaped = LAYOUTS[layout]()
-    if shaped.numel() == 0:
-        pytest.skip("an empty gradient holds nothing that could overflow")
     with torch.no_grad():
         shaped[tuple(size - 1 for size in shaped.shape)] = math.inf
     parameter = torch.nn.Parameter(torch.zeros(shaped.shape))
