@@ -1,11 +1,16 @@
-"""Every example on a page is run, and every link leads somewhere.
+"""Every example on a page is run, every command is there, and every link leads somewhere.
 
 Reads README.md, the other pages beside it and docs/. Knows how a page marks a block that needs more than a
 processor: a comment ``<!-- needs: cuda -->`` on the line before it.
 """
 
+import contextlib
 import doctest
+import functools
+import io
+import itertools
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -16,6 +21,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from package import ROOT, failures_of
+
+from lucid.amp.cli import main
 
 PAGES = {str(page.relative_to(ROOT)): page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
 
@@ -179,3 +186,56 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
         "```text\n# not a heading\n[8](block)\n```\n[9](#not-a-heading)\n"
     )
     assert broken_links(page) == ["e.md", "no.png", "#gone", "#not-a-heading"]
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The commands that a page shows, in its blocks and in its prose, word by word."""
+    blocks = [block.code for block in blocks_of(text, "") if block.language == "bash"]
+    lines = [line for code in blocks for line in code.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"(?<!`)`([^`\n]+)`(?!`)", outside_fences(text))
+    return [
+        shlex.split(line, comments=True)
+        for line in lines
+        if line.split(" ")[0] in {"make", "lucid-amp"} or "python " in line
+    ]
+
+
+def unknown_in(words: list[str]) -> list[str]:
+    """What a command names that is not there: a target of make, a subcommand or option, a file."""
+    files = [word for word in words if re.match(r"(tests|benchmarks|examples)/[\w./]+$", word)]
+    unknown = [file for file in files if not (ROOT / file).exists()]
+    if words[0] == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        unknown += [word for word in words[1:2] if word not in targets]
+    if words[0] == "lucid-amp" and len(words) > 1 and words[1].isalpha():
+        help_page = help_of(words[1])
+        # What follows the script is the script's own.
+        ours = itertools.takewhile(lambda word: not word.endswith(".py") and word != "-m", words[2:])
+        unknown += [word for word in ours if word.startswith("--") and word.split("=")[0] not in help_page]
+        unknown += [] if help_page else [words[1]]
+    return unknown
+
+
+@functools.cache
+def help_of(command: str) -> str:
+    """The help page of a subcommand; nothing where there is no such command."""
+    page = io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    return page.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_there(page: str) -> None:
+    """Each command on a page names targets, subcommands, options and files that are there."""
+    assert [found for words in commands_of(PAGES[page].read_text()) for found in unknown_in(words)] == []
+
+
+def test_a_command_that_is_not_there_is_noticed() -> None:
+    """A wrong target, subcommand, option or file is found; what is the script's own is let through."""
+    text = (
+        "`make nothing` `lucid-amp fly` `make test`\n```bash\nlucid-amp run --fast --out x train.py --own  # --no\n"
+        "python benchmarks/no.py\nOMP_NUM_THREADS=1 python -m pytest tests/test_docs.py\n```\n"
+    )
+    found = [name for words in commands_of(text) for name in unknown_in(words)]
+    assert sorted(found) == ["--fast", "benchmarks/no.py", "fly", "nothing"]
