@@ -12,7 +12,7 @@ from half_reference import HALVES
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lucid.amp import autocast
+from lucid.amp import _torch, autocast
 
 Call = Callable[[], Tensor]
 
@@ -128,6 +128,7 @@ def test_a_float16_lstm_keeps_no_more_than_float32s() -> None:
     assert ours <= 1.02 * saved_bytes(call, torch.autocast("cpu", enabled=False))
 
 
+@pytest.mark.skipif(_torch.version(torch.ones(1)) is None, reason="this torch tells no versions, so none is kept")
 def test_no_copies_outlive_the_scope() -> None:
     """After the scope the half copy of a weight lives only as long as a graph needs it."""
 

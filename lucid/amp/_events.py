@@ -5,11 +5,15 @@ Knows updates, answers and listeners. Refuses to know how anything was decided.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from lucid.amp import _causes
@@ -20,6 +24,21 @@ from lucid.amp._stages import Answers
 
 Hook = Callable[..., None]
 
+_LOSSES = 1024
+"""So many losses of an iteration are remembered, weakly, to tell whether a skip began in one."""
+
+
+class Skipped(NamedTuple):
+    """A skipped step: whose, at which scale, with what its device still has to tell.
+
+    ``losses`` holds the largest magnitude of each loss of the iteration; None where that would not tell the cause.
+    """
+
+    optimizer: str
+    scale: float
+    counts: _causes.Counts
+    losses: list[Tensor] | None
+
 
 class Events:
     """The part of a scaler that can be asked and listened to."""
@@ -29,7 +48,9 @@ class Events:
         self._updates = 0
         self._last_update: ScaleUpdate | None = None
         self._alarm = Alarm()
-        self._causes: list[_causes.Counts] = []
+        self._skips: list[Skipped] = []
+        self._scaled: deque[weakref.ref[Tensor]] = deque(maxlen=_LOSSES)
+        self._left_over: dict[int, weakref.ref[Tensor]] = {}
         self._update_hooks: OrderedDict[int, Hook] = OrderedDict()
         self._scale_observers: OrderedDict[int, Hook] = OrderedDict()
         self._skip_observers: OrderedDict[int, Hook] = OrderedDict()
@@ -70,15 +91,32 @@ class Events:
         for observer in list(self._scale_observers.values()):
             observer(self, outputs)
 
-    def _tell_skipped(self, optimizer: Any, gradients: Sequence[Gradient], first: bool) -> None:
+    def _tell_skipped(self, optimizer: Any, gradients: Sequence[Gradient], scale: float, first: bool) -> None:
         """Launch the counts of a skip, the first one or a further one of its iteration, and tell the observers."""
         if first:
-            self._causes = []
-        self._causes.append(_causes.count(gradients))
+            self._skips = []
+        losses = None if self._may_be_left_over(gradients) else self._largest_losses()
+        self._skips.append(Skipped(type(optimizer).__name__, scale, _causes.count(gradients), losses))
+        self._left_over.update((id(gradient.tensor), weakref.ref(gradient.tensor)) for gradient in gradients)
         for observer in list(self._skip_observers.values()):
             observer(self, optimizer, gradients)
 
+    def _largest_losses(self) -> list[Tensor] | None:
+        """Launch the largest magnitude of each loss of this iteration; None where one is gone."""
+        losses = [loss for scaled in self._scaled if (loss := scaled()) is not None]
+        if not losses or len(losses) < len(self._scaled):
+            return None
+        with torch.no_grad():
+            return [torch.linalg.vector_norm(loss.float(), math.inf) for loss in losses if loss.numel()]
+
+    def _may_be_left_over(self, gradients: Sequence[Gradient]) -> bool:
+        """Whether a gradient is the very tensor that an earlier skip left: what made it infinite may be older."""
+        return any(self._left_over.get(id(one.tensor)) is weakref.ref(one.tensor) for one in gradients)
+
     def _tell_updated(self, update: ScaleUpdate) -> None:
+        self._scaled.clear()
+        if not update.overflow:
+            self._left_over.clear()
         self._updates += 1
         self._last_update = update
         try:
@@ -89,7 +127,7 @@ class Events:
                 hook(self, update)
 
     def _names_not_finite(self) -> list[str]:
-        return [cause.name for counts in self._causes for cause in counts.read()]
+        return [cause.name for skip in self._skips for cause in skip.counts.read()]
 
 
 def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:

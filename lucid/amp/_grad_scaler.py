@@ -7,6 +7,7 @@ divided (``_division``), and how ranks agree (``_consensus``).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -265,12 +266,14 @@ class GradScaler(Settings, Events):
         if torch.compiler.is_compiling():
             # Before the compiler sees that there is none, or its graph would be made again at the second call.
             factors.make(output.device)
+        else:
+            self._scaled.append(weakref.ref(output))
         return _outputs.multiplied(output, factors.on(output.device))
 
     def _skip(self, optimizer: Any, turn: Turn) -> None:
         first = not any(other.skipped for other in self._stages.turns())
         self._finish(optimizer, turn, skipped=True)
-        self._tell_skipped(optimizer, _gradients.named(optimizer), first)
+        self._tell_skipped(optimizer, _gradients.named(optimizer), self._standing.scale, first)
 
     def _finish(self, optimizer: Any, turn: Turn, skipped: bool) -> None:
         turn.stage, turn.skipped = Stage.STEPPED, skipped

@@ -16,7 +16,7 @@ from lucid.amp._causes import NonFinite
 from lucid.amp.diagnosis import _models, _ranks
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._record import Record, record_of
-from lucid.amp.diagnosis._skips import Skip
+from lucid.amp.diagnosis._skips import Pass, Skip
 from lucid.amp.diagnosis._words import Cause, cause_of, number
 
 __all__ = ["Explanation", "explain"]
@@ -100,9 +100,9 @@ class Explanation:
 def explain(scaler: Any) -> Explanation:
     """Why the last skipped step of a scaler was skipped, and what to do.
 
-    What it tells was kept while it happened. lucid's scaler keeps by itself which gradients were not finite. The
-    kind of the cause and the module it began in are known while :func:`watch` watches, as is all that PyTorch's
-    scaler does. Numbers that are still on a device are read now.
+    What it tells was kept while it happened. lucid's scaler keeps by itself which gradients were not finite and,
+    where the losses are still alive at the skip, whether it began in them. Gradients that were never cleared, and the
+    module it began in, are known while :func:`watch` watches, as is all that PyTorch's scaler does. Numbers that are still on a device are read now.
 
     Where several processes train together, rank 0 also tells the causes of the other ranks that are watched; it
     waits at most two seconds for them.
@@ -137,7 +137,12 @@ def _from_lucid(scaler: Any) -> Explanation:
     """What lucid's scaler kept by itself: which gradients were not finite at the last skip."""
     update = scaler.last_update
     latest = update is not None and update.overflow
-    skips = [Skip(0, 0.0, "an optimizer", set(), counts) for counts in scaler._causes]
+    skips = [
+        Skip(
+            0, skip.scale, skip.optimizer, set(), skip.counts, [] if skip.losses is None else [Pass(list(skip.losses))]
+        )
+        for skip in scaler._skips
+    ]
     if not skips:
         return Explanation((), message="No step of this scaler was skipped.")
     causes = tuple(cause_of(skip, None, _models.rank()) for skip in skips)
