@@ -102,7 +102,8 @@ def explain(scaler: Any) -> Explanation:
 
     What it tells was kept while it happened. lucid's scaler keeps by itself which gradients were not finite and,
     where the losses are still alive at the skip, whether it began in them. Gradients that were never cleared, and the
-    module it began in, are known while :func:`watch` watches, as is all that PyTorch's scaler does. Numbers that are still on a device are read now.
+    module it began in, are known while :func:`watch` watches, as is all that PyTorch's scaler does. Numbers that are
+    still on a device are read now.
 
     Where several processes train together, rank 0 also tells the causes of the other ranks that are watched; it
     waits at most two seconds for them.
