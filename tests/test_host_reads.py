@@ -220,3 +220,4 @@ def test_on_cuda_nothing_waits_but_step(scale: float) -> None:
             scaler.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        assert not scaler.step_was_skipped(optimizer)
