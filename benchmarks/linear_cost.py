@@ -113,7 +113,8 @@ def main() -> None:
             tables[-1].append((count, *timed(sizes(count), device)))
             print("{:12d} {:10.3f} {:10.3f}".format(*tables[-1][-1]), flush=True)
     if arguments.out:
-        draw(*tables, arguments.out, f"The scaler's cost grows linearly ({device}, torch {torch.__version__})")
+        title = f"What the scaler costs as elements and tensors grow ({device}, torch {torch.__version__})"
+        draw(*tables, arguments.out, title)
 
 
 if __name__ == "__main__":
