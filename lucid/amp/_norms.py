@@ -81,7 +81,8 @@ def _robust(bucket: list[Tensor], dtype: torch.dtype, order: float) -> float:
 
 def _shrunk_power(group: list[Tensor], dtype: torch.dtype, largest: float, order: float) -> float:
     # A function of its own, so that one group's workspace is free before the next one's is taken.
-    shrunk = [piece.to(dtype, copy=True).div_(largest) for piece in group]
+    divisor = torch.full((), largest, dtype=dtype, device=group[0].device)
+    shrunk = [piece.to(dtype, copy=True).div_(divisor) for piece in group]
     return sum(float(part) for part in power(shrunk, order))
 
 
