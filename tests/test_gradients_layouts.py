@@ -6,29 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from duck import Duck, with_grad
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lucid.amp import GradScaler
-
-
-class Duck:
-    """What a scaler needs of an optimizer, and nothing more."""
-
-    def __init__(self, *parameters: Any, **group: Any) -> None:
-        self.param_groups = [{"params": list(parameters), **group}]
-        self.steps = 0
-
-    def step(self) -> None:
-        """Count."""
-        self.steps += 1
-
-
-def with_grad(gradient: Tensor, parameter: Tensor | None = None) -> torch.nn.Parameter:
-    """A parameter that holds this gradient."""
-    made = torch.nn.Parameter(torch.zeros_like(gradient) if parameter is None else parameter)
-    made.grad = gradient
-    return made
 
 
 def non_contiguous() -> Tensor:

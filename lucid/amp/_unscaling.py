@@ -1,7 +1,7 @@
 """Unscaling in an iteration: every gradient divided once, and one verdict for all ranks that share it.
 
-Knows optimizers with their turns, the divisor and the other ranks. Refuses to know when a scale moves and whether an
-optimizer steps.
+Knows optimizers with their turns, the divisor and the other ranks. Refuses to know when a scale moves, and what
+follows from a verdict.
 """
 
 from __future__ import annotations
