@@ -1,8 +1,9 @@
 """What does loss scaling cost between backward and the optimizer's step, beside PyTorch's scaler and beside none?
 
-Times three ways to end an iteration in turn in one process, on gradients that are put back before each: PyTorch's
-scaler, lucid's, and float32 without a scaler. Prints a table of medians and of the medians of pairwise ratios. On CUDA
-it also prints how many bytes a second the gradients' passes come to, against a device-to-device copy.
+Times four ways to end an iteration in turn in one process, on gradients that are put back before each: PyTorch's
+scaler, lucid's, float32 without a scaler, and the optimizer's step alone, which is a part of the other three. Prints
+medians, and the medians of pairwise ratios: of whole times, and of what the scalers add to the step alone. On CUDA it
+also prints how many bytes a second the gradients' passes come to, against a device-to-device copy.
 
 usage: python benchmarks/gradient_path.py [--device cuda] [--pairs N] [--set NAME ...] [--optimizer NAME ...] [--json]
 """
@@ -23,8 +24,21 @@ from torch.nn.utils import clip_grad_norm_
 
 from lucid.amp import GradScaler
 
-HEAD = "{:26} {:11} {:4} {:>8} {:>8} {:>8} {:>11} {:>10} {:>9}"
-LINE = "{:26} {:11} {:4} {:8.2f} {:8.2f} {:8.2f} {:11.2f} {:10.2f} {:>9}"
+HEAD = "{:26} {:11} {:4} {:>8} {:>8} {:>8} {:>8} {:>11} {:>10} {:>10} {:>6}"
+LINE = "{:26} {:11} {:4} {:8.2f} {:8.2f} {:8.2f} {:8.2f} {:11.2f} {:10.2f} {:10.2f} {:>6}"
+TITLES = (
+    "gradients",
+    "optimizer",
+    "clip",
+    "torch",
+    "lucid",
+    "none",
+    "step",
+    "torch/lucid",
+    "lucid/none",
+    "added t/l",
+    "TB/s",
+)
 SCALE = 2.0**16
 MAX_NORM = 1.0
 
@@ -72,8 +86,10 @@ class Row(NamedTuple):
     torch_ms: float
     lucid_ms: float
     none_ms: float
+    step_ms: float
     torch_over_lucid: float
     lucid_over_none: float
+    added_torch_over_lucid: float
 
 
 class Rival:
@@ -96,6 +112,16 @@ class WithoutScaler(Rival):
     def end(self) -> None:
         """End the iteration."""
         self.clip_true()
+        self.optimizer.step()
+
+
+class StepAlone(Rival):
+    """The optimizer's step, on true gradients that nobody looked at."""
+
+    scale = 1.0
+
+    def end(self) -> None:
+        """End the iteration."""
         self.optimizer.step()
 
 
@@ -152,7 +178,7 @@ def milliseconds(function: Callable[[], None], device: torch.device) -> float:
 
 
 def measured(name: str, kind: str, clip: bool, pairs: int, device: torch.device) -> Row:
-    """Time the three ways in turn on one set of tensors and one optimizer."""
+    """Time the four ways in turn on one set of tensors and one optimizer."""
     generator = torch.Generator(device=device).manual_seed(0)
     parameters = [Parameter(torch.zeros(shape, device=device)) for shape in SETS[name]]
     # Every way pays for the same copy back before it is timed; its own gradients it may change.
@@ -160,15 +186,15 @@ def measured(name: str, kind: str, clip: bool, pairs: int, device: torch.device)
     for parameter, gradient in zip(parameters, true, strict=True):
         parameter.grad = gradient.clone()
     optimizer = OPTIMIZERS[kind](parameters)
-    rivals = [way(parameters, optimizer, clip) for way in (WithTorch, WithLucid, WithoutScaler)]
-    times: list[list[float]] = [[], [], []]
+    rivals = [way(parameters, optimizer, clip) for way in (WithTorch, WithLucid, WithoutScaler, StepAlone)]
+    times: list[list[float]] = [[], [], [], []]
     for round_ in range(pairs + 2):
         for rival, taken in zip(rivals, times, strict=True):
             put_back(parameters, true, rival.scale)
             elapsed = milliseconds(rival.end, device)
             if round_ >= 2:
                 taken.append(elapsed)
-    theirs, ours, none = times
+    theirs, ours, none, step = times
     return Row(
         name,
         kind,
@@ -176,6 +202,7 @@ def measured(name: str, kind: str, clip: bool, pairs: int, device: torch.device)
         *(statistics.median(taken) for taken in times),
         statistics.median(a / b for a, b in zip(theirs, ours, strict=True)),
         statistics.median(b / c for b, c in zip(ours, none, strict=True)),
+        statistics.median((a - d) / (b - d) for a, b, d in zip(theirs, ours, step, strict=True) if b != d),
     )
 
 
@@ -203,10 +230,10 @@ def bandwidth(device: torch.device) -> float:
     return 2 * source.nbytes / statistics.median(taken) / 1e9
 
 
-def reach(row: Row, plain_ms: float) -> str:
+def reach(row: Row) -> str:
     """The bytes that clipping's passes move (two reads and one write of every gradient), in TB/s."""
     elements = sum(torch.Size(shape).numel() for shape in SETS[row.tensors])
-    return f"{3 * 4 * elements / (row.lucid_ms - plain_ms) / 1e9:9.2f}" if row.lucid_ms > plain_ms else ""
+    return f"{3 * 4 * elements / (row.lucid_ms - row.step_ms) / 1e9:.2f}" if row.lucid_ms > row.step_ms else ""
 
 
 def main() -> None:
@@ -223,18 +250,13 @@ def main() -> None:
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}; milliseconds, medians")
         if device.type == "cuda":
             print(f"{torch.cuda.get_device_name(device)}; a device-to-device copy: {bandwidth(device):.2f} TB/s")
-        print(
-            HEAD.format("gradients", "optimizer", "clip", "torch", "lucid", "none", "torch/lucid", "lucid/none", "TB/s")
-        )
-    plain_ms = 0.0
+        print(HEAD.format(*TITLES))
     for row in rows(arguments, device):
-        if not row.clip:
-            plain_ms = row.none_ms
         if arguments.json:
             print(json.dumps(row._asdict()), flush=True)
         else:
             on_cuda = device.type == "cuda" and row.clip
-            rate = reach(row, plain_ms) if on_cuda else ""
+            rate = reach(row) if on_cuda else ""
             print(LINE.format(*row[:2], "yes" if row.clip else "no", *row[3:], rate), flush=True)
 
 

@@ -18,6 +18,7 @@ from values import INTEGERS, WITHOUT_FLOAT64, bits, numbers, same
 from lucid.amp import _division
 from lucid.amp._division import DIVIDES_IN, Divisor
 from lucid.amp._reading import Reading
+from lucid.amp._torch import by_device_and_dtype
 
 CORRECTLY_ROUNDED = {"cpu", "cuda"}
 
@@ -57,7 +58,7 @@ def test_each_row_of_the_table(dtype: str, scale: float, device: torch.device) -
         pytest.skip(f"{device.type} has no float64")
     gradient = bits(dtype).to(device)
     values = numbers(gradient).copy()
-    divisor(scale).divide_([gradient])
+    divisor(scale).divide_(by_device_and_dtype([gradient]))
     assert gradient.dtype is getattr(torch, dtype)
     assert_divided(numbers(gradient), values, dtype, reference.float32(scale), device)
 
@@ -68,7 +69,7 @@ def test_without_a_verdict_the_quotients_are_the_same(dtype: str, scale: float) 
     """Where the verdict is known, the division itself is no other."""
     gradient = bits(dtype, seed=1)
     values = numbers(gradient).copy()
-    divisor(scale).divide_([gradient], judged=False)
+    divisor(scale).divide_(by_device_and_dtype([gradient]), judged=False)
     assert same(numbers(gradient), expected(values, dtype, reference.float32(scale)))
 
 
@@ -81,7 +82,7 @@ def test_the_table_holds_the_three_dtypes_of_the_contract() -> None:
 def test_one_third_in_float64() -> None:
     """1.0 over 3 keeps float64's digits: a float32 reciprocal would leave 0.33333334."""
     gradient = torch.ones(1, dtype=torch.float64)
-    divisor(3.0).divide_([gradient])
+    divisor(3.0).divide_(by_device_and_dtype([gradient]))
     assert gradient.item() == 0.3333333333333333
 
 
@@ -89,7 +90,7 @@ def test_a_bfloat16_is_rounded_once() -> None:
     """257/256 over 3: the float32 quotient lies just off a tie of bfloat16, which a bfloat16 division loses."""
     values = torch.arange(128, 256).to(torch.bfloat16)
     gradient = values.clone()
-    divisor(3.0).divide_([gradient])
+    divisor(3.0).divide_(by_device_and_dtype([gradient]))
     wanted = reference.bfloat16((values.float() / 3.0).numpy())
     assert same(numbers(gradient), wanted)
 
@@ -101,7 +102,7 @@ def test_subnormals_are_kept(scale: float, device: torch.device) -> None:
         pytest.skip("only a CPU and CUDA promise subnormals")
     values = np.array([2.0**-126, 3 * 2.0**-127, 2.0**-149, 2.0**-110, 2.0**-20, -(2.0**-21)], dtype=np.float32)
     gradient = torch.from_numpy(values.copy()).to(device)
-    divisor(scale).divide_([gradient])
+    divisor(scale).divide_(by_device_and_dtype([gradient]))
     assert same(numbers(gradient), expected(values, "float32", scale))
 
 
@@ -110,12 +111,12 @@ def test_the_bounds_of_the_scale_keep_a_good_gradient() -> None:
     for scale in (2.0**-126, 2.0**126):
         gradient = torch.full((3,), 3.0 * scale)
         by = divisor(scale)
-        verdict = by.divide_([gradient])
+        verdict = by.divide_(by_device_and_dtype([gradient]))
         assert gradient.tolist() == [3.0] * 3
         assert not by.read(verdict)
     gradient = torch.full((3,), 1.5 * 2.0**127)
     by = divisor(2.0**127)
-    assert not by.read(by.divide_([gradient]))
+    assert not by.read(by.divide_(by_device_and_dtype([gradient])))
     assert gradient.tolist() == [1.5] * 3
 
 
@@ -131,10 +132,10 @@ def test_any_scale_divides_and_judges_as_numpy(dtype: str, scale: float, seed: i
     gradient = bits(dtype, count, seed)
     values = numbers(gradient).copy()
     overflow = not np.isfinite(reference.quotient(values, dtype, scale)).all()
-    assert _division.read(divisor(scale).judge_quotients([gradient])) == overflow
+    assert _division.read(divisor(scale).judge_quotients(by_device_and_dtype([gradient]))) == overflow
     assert Reading([[gradient]]).overflows(divisor(scale)) == overflow
     assert same(numbers(gradient), values)
-    assert _division.read(divisor(scale).divide_([gradient])) == overflow
+    assert _division.read(divisor(scale).divide_(by_device_and_dtype([gradient]))) == overflow
     assert same(numbers(gradient), expected(values, dtype, scale))
 
 
@@ -145,7 +146,7 @@ def test_a_scale_that_moves_divides_by_the_new_one(device: torch.device) -> None
         by.set(reference.float32(scale))
         for dtype in (torch.float32, torch.bfloat16):
             gradient = torch.full((3,), 6.0, dtype=dtype, device=device)
-            by.divide_([gradient])
+            by.divide_(by_device_and_dtype([gradient]))
             name = str(dtype).removeprefix("torch.")
             values = np.full(3, 6.0, np.float32)
             assert_divided(numbers(gradient), values, name, reference.float32(scale), device)
@@ -160,10 +161,10 @@ def test_many_tensors_of_many_dtypes_are_divided_at_once(device: torch.device) -
         torch.full((65, 2), 6.0)[:, 1],
     ]
     tensors = [tensor.to(device) for tensor in tensors]
-    assert not _division.read(divisor(3.0).divide_(tensors))
+    assert not _division.read(divisor(3.0).divide_(by_device_and_dtype(tensors)))
     assert all(bool((tensor == 2.0).all()) for tensor in tensors)
     tensors[3][64] = math.nan
-    assert _division.read(divisor(3.0).divide_(tensors))
+    assert _division.read(divisor(3.0).divide_(by_device_and_dtype(tensors)))
 
 
 @pytest.mark.parametrize("scale", [3.0, 4.0])
@@ -174,7 +175,7 @@ def test_a_default_dtype_changes_nothing(default: torch.dtype, scale: float) -> 
     torch.set_default_dtype(default)
     try:
         with torch.device("meta"):
-            verdict = divisor(scale).divide_([gradient])
+            verdict = divisor(scale).divide_(by_device_and_dtype([gradient]))
             assert not _division.read(verdict)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -12,6 +12,7 @@ from values import INTEGERS, WITHOUT_FLOAT64, bits, numbers, same
 
 from lucid.amp import _division
 from lucid.amp._division import Divisor, Factors
+from lucid.amp._torch import by_device_and_dtype
 
 
 def divisor(scale: float) -> Divisor:
@@ -49,10 +50,10 @@ def test_one_quotient_decides(
     gradient = gradient.to(device)
     bystander = torch.ones(5, device=device)
     by = divisor(scale)
-    assert by.read(by.judge_quotients([bystander, gradient])) is overflow
+    assert by.read(by.judge_quotients(by_device_and_dtype([bystander, gradient]))) is overflow
     assert bystander.tolist() == [1.0] * 5, "judging changes nothing"
-    assert by.read(by.divide_([bystander, gradient])) is overflow
-    assert by.read(by.judge([gradient])) is overflow
+    assert by.read(by.divide_(by_device_and_dtype([bystander, gradient]))) is overflow
+    assert by.read(by.judge(by_device_and_dtype([gradient]))) is overflow
 
 
 def test_a_bfloat16_is_judged_before_it_is_rounded() -> None:
@@ -64,7 +65,7 @@ def test_a_bfloat16_is_judged_before_it_is_rounded() -> None:
     assert np.isfinite(quotient)
     assert np.isinf(reference.bfloat16(np.array([quotient])))[0]
     by = divisor(scale)
-    assert not by.read(by.divide_([gradient]))
+    assert not by.read(by.divide_(by_device_and_dtype([gradient])))
     assert gradient.item() == math.inf
 
 
@@ -96,7 +97,7 @@ def test_a_gradient_larger_than_the_workspace_is_divided_in_pieces(
         gradient = bits("bfloat16", 100)
         values = numbers(gradient).copy()
         view = shaped(gradient)
-        divisor(scale).divide_([view])
+        divisor(scale).divide_(by_device_and_dtype([view]))
         divided = torch.zeros(100, dtype=torch.bool)
         shaped(divided)[...] = True
         quotients = reference.bfloat16(reference.quotient(values, "bfloat16", scale))

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from lucid.amp import _norms
+from lucid.amp._torch import by_device_and_dtype
 
 
 def total(tensors: list[Tensor], order: float) -> float:
     """The norm from the parts that ``power`` returns."""
-    parts = [part.item() for part in _norms.power(tensors, order)]
+    parts = [part.item() for part in _norms.power(by_device_and_dtype(tensors), order)]
     return _norms.root(max(parts, default=0.0) if order == math.inf else sum(parts), order)
 
 
@@ -66,16 +67,22 @@ def test_whatever_is_not_finite_shows(
     """One bad element among good tensors makes some part inf or NaN."""
     tensor = torch.ones(size, dtype=dtype, device=device)
     tensor[size // 2] = bad
-    parts = _norms.power([torch.ones(5, device=device), tensor, torch.ones(5, dtype=dtype, device=device)], order)
+    parts = _norms.power(
+        by_device_and_dtype([torch.ones(5, device=device), tensor, torch.ones(5, dtype=dtype, device=device)]), order
+    )
     assert not all(math.isfinite(part.item()) for part in parts)
 
 
 def test_robust_survives_what_squares_do_not() -> None:
     """‖(3e30, 4e30)‖ = 5e30 in float32, whose squares overflow; with p = 3 and in bfloat16 too."""
-    assert _norms.robust([torch.tensor([3e30]), torch.tensor([4e30])], 2.0) == pytest.approx(5e30, rel=1e-6)
+    assert _norms.robust(by_device_and_dtype([torch.tensor([3e30]), torch.tensor([4e30])]), 2.0) == pytest.approx(
+        5e30, rel=1e-6
+    )
     cube = 1e30 * 2 ** (1 / 3)
-    assert _norms.robust([torch.full((2,), 1e30)], 3.0) == pytest.approx(cube, rel=1e-6)
-    assert _norms.robust([torch.full((4,), 2.0**100, dtype=torch.bfloat16)], 2.0) == pytest.approx(2.0**101)
+    assert _norms.robust(by_device_and_dtype([torch.full((2,), 1e30)]), 3.0) == pytest.approx(cube, rel=1e-6)
+    assert _norms.robust(by_device_and_dtype([torch.full((4,), 2.0**100, dtype=torch.bfloat16)]), 2.0) == pytest.approx(
+        2.0**101
+    )
 
 
 def test_nothing_has_no_parts() -> None:

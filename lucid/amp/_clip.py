@@ -22,6 +22,7 @@ from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import DIVIDES_IN, Divisor
 from lucid.amp._gradients import Gradients
 from lucid.amp._shares import Part, Shares
+from lucid.amp._torch import Bucket, by_device_and_dtype
 
 _LIMIT = torch.finfo(torch.float32).max * 0.999
 """Float32 norms are rounded: a norm this close to the largest number is looked at again."""
@@ -54,7 +55,7 @@ class Clipping:
 
     def split(self, optimizer: Any, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors the norm is taken of, and the others; each memory once, those to divide first."""
-        tensors = gradients.fresh + gradients.divided
+        tensors = gradients.fresh + gradients.divided if gradients.divided else gradients.fresh
         if self.parameters is None:
             return tensors, []
         self._check(optimizer)
@@ -78,17 +79,18 @@ def clip_(
 ) -> Clipped:
     """Divide all gradients in place by the scale, and clip the chosen ones."""
     if gradients.divided or not _norms.is_additive(clipping.order):
-        verdict = divisor.divide_(gradients.fresh) + divisor.judge(gradients.divided)
+        verdict = divisor.divide_(gradients.buckets) + divisor.judge(by_device_and_dtype(gradients.divided))
         return _clip_true(chosen, clipping, divisor.read(verdict))
-    parts, verdict = _norms.power(chosen, clipping.order), divisor.divide_(others)
+    buckets = gradients.buckets if chosen is gradients.fresh else by_device_and_dtype(chosen)
+    parts, verdict = _norms.power(buckets, clipping.order), divisor.divide_(by_device_and_dtype(others))
     overflow, total = _read(parts, verdict, clipping.order)
     norm = _norms.root(total, clipping.order) / divisor.scale
     # No magnitude exceeds the norm, so one comparison clears every quotient. Powers that overflowed, or that are
     # so small that some underflowed, say nothing about it.
     if overflow or not (norm <= _LIMIT and _UNDERFLOW < total < math.inf):
-        return _clip_true(chosen, clipping, divisor.read(divisor.divide_(chosen)) or overflow)
-    _multiply_(chosen, divisor, clipping.coefficient(norm))
-    return Clipped(_tensor(norm, chosen), overflow=False)
+        return _clip_true(chosen, clipping, divisor.read(divisor.divide_(buckets)) or overflow)
+    _multiply_(buckets, divisor, clipping.coefficient(norm))
+    return Clipped(_tensor(norm, buckets), overflow=False)
 
 
 def clip_together_(
@@ -118,19 +120,20 @@ def clip_together_(
         (norm,), _ = _look([shares.resolve(poll.questions, consensus)], divisor, clipping.order)
         rest = consensus.measure(optimizer, groups, Poll(norm, clipping.order), scale=divisor.scale)
         poll = poll._replace(norm=_norms.combined([poll.norm, rest.norm], clipping.order))
+    buckets = by_device_and_dtype(chosen)
     if poll.overflow:
-        divisor.divide_(gradients.fresh, judged=False)
-        return Clipped(_tensor(poll.norm if not math.isfinite(poll.norm) else math.inf, chosen), overflow=True)
+        divisor.divide_(gradients.buckets, judged=False)
+        return Clipped(_tensor(poll.norm if not math.isfinite(poll.norm) else math.inf, buckets), overflow=True)
     coefficient = clipping.coefficient(poll.norm)
-    _multiply_([part.values for part in parts if part.scaled], divisor, coefficient)
-    _scale_down_([part.values for part in parts if not part.scaled], coefficient)
-    divisor.divide_([part.values for part in beside if part.scaled], judged=False)
-    return Clipped(_tensor(poll.norm, chosen), overflow=False)
+    _multiply_(_buckets(parts, scaled=True), divisor, coefficient)
+    _scale_down_(_buckets(parts, scaled=False), coefficient)
+    divisor.divide_(_buckets(beside, scaled=True), judged=False)
+    return Clipped(_tensor(poll.norm, buckets), overflow=False)
 
 
 def _look(lists: Sequence[Sequence[Part]], divisor: Divisor, order: float) -> tuple[list[float], bool]:
     """Return the norm of the true values of each list, and whether all of them are finite; changes nothing."""
-    halves = [[part.values for part in parts if part.scaled is scaled] for parts in lists for scaled in (True, False)]
+    halves = [_buckets(parts, scaled) for parts in lists for scaled in (True, False)]
     powers = [_norms.power(half, order) if _norms.is_additive(order) else [] for half in halves]
     numbers = iter(_division.numbers([power for parts in powers for power in parts]))
     totals = [[next(numbers) for _ in parts] for parts in powers]
@@ -142,17 +145,22 @@ def _look(lists: Sequence[Sequence[Part]], divisor: Divisor, order: float) -> tu
     return [_norms.combined(pair, order) for pair in zip(norms[::2], norms[1::2], strict=True)], all_finite
 
 
-def _norm_of(tensors: list[Tensor], totals: list[float], divisor: Divisor, order: float) -> tuple[float, bool]:
+def _buckets(parts: Sequence[Part], scaled: bool) -> list[Bucket]:
+    return by_device_and_dtype([part.values for part in parts if part.scaled is scaled])
+
+
+def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order: float) -> tuple[float, bool]:
     """Return the norm of tensors over the scale, and whether every quotient is finite."""
-    if not tensors:
+    if not buckets:
         return (0.0 if order > 0 else math.inf), True
     total = max(totals, default=0.0) if order == math.inf else sum(totals)
     if _UNDERFLOW < total < math.inf and (norm := _norms.root(total, order) / divisor.scale) <= _LIMIT:
         return norm, True
-    if divisor.read(divisor.judge_quotients(tensors)):
+    if divisor.read(divisor.judge_quotients(buckets)):
         return (math.nan if math.isnan(total) else math.inf), False
     if _norms.is_additive(order):
-        return _norms.robust(tensors, order) / divisor.scale, True
+        return _norms.robust(buckets, order) / divisor.scale, True
+    tensors = [tensor for _, _, bucket in buckets for tensor in bucket]
     return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
 
 
@@ -167,32 +175,33 @@ def _read(parts: list[Tensor], verdict: list[Tensor], order: float) -> tuple[boo
 def _clip_true(chosen: list[Tensor], clipping: Clipping, overflow: bool) -> Clipped:
     """Clip gradients that hold their true values already; after an overflow only tell their norm."""
     if not chosen:
-        return Clipped(_tensor(0.0, chosen), overflow)
+        return Clipped(torch.tensor(0.0), overflow)
+    buckets = by_device_and_dtype(chosen)
     norm = torch.nn.utils.get_total_norm(chosen, clipping.order)
     finite = math.isfinite(value := norm.item())
     if overflow:
         return Clipped(norm if not finite else torch.full_like(norm, math.inf), overflow=True)
     if not finite:
-        value = _norms.robust(chosen, clipping.order)
-        norm = _tensor(value, chosen)
-    _scale_down_(chosen, clipping.coefficient(value))
+        value = _norms.robust(buckets, clipping.order)
+        norm = _tensor(value, buckets)
+    _scale_down_(buckets, clipping.coefficient(value))
     return Clipped(norm, overflow=False)
 
 
-def _multiply_(tensors: list[Tensor], divisor: Divisor, coefficient: float) -> None:
+def _multiply_(buckets: list[Bucket], divisor: Divisor, coefficient: float) -> None:
     """Multiply by coefficient / scale, in one pass wherever float32 holds that factor."""
     factor = coefficient / divisor.scale
     if coefficient == 1.0 or factor < _TINY:
-        divisor.divide_(tensors, judged=False)
-        _scale_down_(tensors, coefficient)
+        divisor.divide_(buckets, judged=False)
+        _scale_down_(buckets, coefficient)
     else:
-        _scale_down_(tensors, factor)
+        _scale_down_(buckets, factor)
 
 
-def _scale_down_(tensors: list[Tensor], factor: float) -> None:
+def _scale_down_(buckets: list[Bucket], factor: float) -> None:
     if factor == 1.0:
         return
-    for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
+    for device, dtype, bucket in buckets:
         number = torch.full((), factor, dtype=DIVIDES_IN[dtype], device=device)
         if dtype is not torch.float64 and _torch.has_check_and_multiply(device.type, dtype):
             # As a multiplication alone: it is the fastest batched one, and its verdict is known.
@@ -204,14 +213,14 @@ def _scale_down_(tensors: list[Tensor], factor: float) -> None:
                 _torch.copy_(group, [piece.to(number.dtype).mul_(number) for piece in group])
 
 
-def _tensor(norm: float, tensors: list[Tensor]) -> Tensor:
+def _tensor(norm: float, buckets: list[Bucket]) -> Tensor:
     """Return the norm as PyTorch does: on the first tensor's device, in the widest dtype."""
-    if not tensors:
+    if not buckets:
         return torch.tensor(norm)
-    dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
+    dtype = functools.reduce(torch.promote_types, [dtype for _, dtype, _ in buckets])
     # The norm of finite gradients may be beyond their dtype.
     norm = norm if norm <= torch.finfo(dtype).max else math.inf
-    return torch.full((), norm, dtype=dtype, device=tensors[0].device)
+    return torch.full((), norm, dtype=dtype, device=buckets[0][0])
 
 
 def _bound(max_norm: Any) -> float:

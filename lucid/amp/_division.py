@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lucid.amp import _torch
+from lucid.amp._torch import Bucket
 
 DIVIDES_IN: dict[torch.dtype, torch.dtype] = {
     torch.bfloat16: torch.float32,
@@ -108,15 +109,15 @@ class Divisor:
             self._reciprocals.set(1.0 / scale)
             self._multiplies = _multiplies_exactly(scale)
 
-    def divide_(self, tensors: list[Tensor], judged: bool = True) -> list[Tensor]:
+    def divide_(self, buckets: list[Bucket], judged: bool = True) -> list[Tensor]:
         """Divide in place and return the verdict on the quotients; nothing is read by the host.
 
         Args:
-            tensors: of any devices and of the dtypes of ``DIVIDES_IN``; no memory twice.
+            buckets: of any devices and of the dtypes of ``DIVIDES_IN``; no memory twice.
             judged: False where the verdict is known, so that the quotients need not be looked at.
         """
         verdict: dict[torch.device, Tensor] = {}
-        for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
+        for device, dtype, bucket in buckets:
             overflow = self._flags.of(verdict, device)
             if self._multiplies and _torch.has_check_and_multiply(device.type, dtype):
                 _torch.check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
@@ -135,17 +136,17 @@ class Divisor:
             self._flags.lend_again(verdict)
         return overflow
 
-    def judge(self, tensors: list[Tensor]) -> list[Tensor]:
+    def judge(self, buckets: list[Bucket]) -> list[Tensor]:
         """Return the verdict on tensors that hold their true values already."""
         verdict: dict[torch.device, Tensor] = {}
-        for device, _, bucket in _torch.by_device_and_dtype(tensors):
+        for device, _, bucket in buckets:
             self._check(bucket, self._flags.of(verdict, device))
         return list(verdict.values())
 
-    def judge_quotients(self, tensors: list[Tensor]) -> list[Tensor]:
+    def judge_quotients(self, buckets: list[Bucket]) -> list[Tensor]:
         """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
         verdict: dict[torch.device, Tensor] = {}
-        for device, dtype, bucket in _torch.by_device_and_dtype(tensors):
+        for device, dtype, bucket in buckets:
             divisor = self.tensors.on(device, DIVIDES_IN[dtype])
             for group in pieces(bucket):
                 self._check(_quotients(group, divisor), self._flags.of(verdict, device))

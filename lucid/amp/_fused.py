@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,15 +30,17 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
     """Whether the optimizer's own kernel divides each of these gradients, once, exactly and unseen."""
     if not _torch.step_takes_factor(optimizer):
         return False
+    kind: Hashable = type(optimizer)
+    # The cheapest question first: a small model is told no before anything else is looked at.
     return (
-        _torch.step_is_stock(optimizer)
+        sum(map(torch.Tensor.numel, gradients.fresh)) >= WORTHWHILE * max(len(gradients.fresh), 1)
+        and _torch.step_is_stock(optimizer)
         and not _torch.has_step_pre_hooks(optimizer)
         and not hasattr(optimizer, "grad_scale")
         and all(group.get("fused") for group in optimizer.param_groups)
         and len(gradients.fresh) == len(gradients.values)
-        and sum(map(torch.Tensor.numel, gradients.fresh)) >= WORTHWHILE * max(len(gradients.fresh), 1)
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
-        and all(_proved(*kind) for kind in _kinds(optimizer, gradients))
+        and all(_proved(kind, device.type, dtype) for device, dtype, _ in gradients.buckets)
     )
 
 
@@ -63,10 +65,6 @@ def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[Non
         raise
     finally:
         del optimizer.grad_scale
-
-
-def _kinds(optimizer: Any, gradients: Gradients) -> set[tuple[Any, str, torch.dtype]]:
-    return {(type(optimizer), tensor.device.type, tensor.dtype) for tensor in gradients.fresh}
 
 
 @functools.cache

@@ -16,6 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ADDRESSED = {"cpu", "cuda"}
+"""The devices on which a pointer is an address in one space, and not a handle."""
+
+_NBYTES = operator.attrgetter("nbytes")
+
 
 class Region(NamedTuple):
     """The bytes of one tensor; equal regions are the same memory.
@@ -57,7 +62,7 @@ def _address(tensor: Tensor) -> int:
         # A subclass that wraps other tensors, or a meta tensor: without memory it is known as itself alone.
         return -id(tensor) << 64
     # Elsewhere a pointer may be a handle: two storages are then apart, however near their handles are.
-    return handle + offset if tensor.is_cpu or tensor.is_cuda else (handle << 64) + offset
+    return handle + offset if tensor.device.type in ADDRESSED else (handle << 64) + offset
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -77,20 +82,22 @@ def overlaps_itself(place: Region) -> bool:
 
 
 def apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether contiguous tensors are known, at a glance, to hold elements and to share no memory.
+    """Whether plain tensors are known, at a glance, to be contiguous, to hold elements and to share no memory.
 
     Spans are apart where, both sorted, each end comes before the next begin. False says nothing.
+
+    Args:
+        tensors: of devices in ``ADDRESSED``.
     """
-    begins, ends = [], []
-    device_type = tensors[0].device.type if tensors else ""
-    for tensor in tensors:
-        begin, size = tensor.data_ptr(), tensor.nbytes
-        if not (size and (tensor.is_cpu if device_type == "cpu" else tensor.is_cuda)):
-            return False
-        begins.append(begin)
-        ends.append(begin + size)
+    try:
+        begins = list(map(Tensor.data_ptr, tensors))
+    except RuntimeError:  # a layout that is no span of memory
+        return False
+    sizes = list(map(_NBYTES, tensors))
+    if 0 in sizes or not all(map(Tensor.is_contiguous, tensors)):
+        return False
+    ends = sorted(map(operator.add, begins, sizes))
     begins.sort()
-    ends.sort()
     return all(map(operator.le, ends, begins[1:]))
 
 

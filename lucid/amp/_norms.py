@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lucid.amp import _torch
 from lucid.amp._division import DIVIDES_IN, pieces
+from lucid.amp._torch import Bucket
 
 _SMALL = 2**14
 """Tensors of fewer elements are read together: a launch for each would cost more than the copy."""
@@ -27,13 +28,13 @@ def is_additive(order: float) -> bool:
     return order > 0
 
 
-def power(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
-    """Return Σ|x|ᵖ of the tensors (for p = ∞ the largest |x|), one zero-dimensional tensor a device and dtype.
+def power(buckets: Sequence[Bucket], order: float) -> list[Tensor]:
+    """Return Σ|x|ᵖ of the tensors (for p = ∞ the largest |x|), one zero-dimensional tensor a bucket.
 
     In float64 for float64 tensors, else in float32; not finite wherever an element, or the power, is not.
     """
     results = []
-    for _, dtype, bucket in _torch.by_device_and_dtype(list(tensors)):
+    for _, dtype, bucket in buckets:
         if order == 2.0 and DIVIDES_IN[dtype] is dtype:
             results.append(_add(list(_squares(bucket))))
         else:
@@ -58,41 +59,47 @@ def combined(norms: Sequence[float], order: float) -> float:
     return float(pivot * sum((norm / pivot) ** order for norm in norms) ** (1.0 / order))
 
 
-def robust(tensors: Sequence[Tensor], order: float) -> float:
+def robust(buckets: Sequence[Bucket], order: float) -> float:
     """Return the norm of finite tensors whose power overflows: that of tensors divided by their largest element.
 
-    ‖x‖ = m · ‖x / m‖ with m = max|x|, first for the tensors of each device and dtype (a float64 may be beyond
-    float32), then for their norms. Reads twice and needs a bounded workspace.
+    ‖x‖ = m · ‖x / m‖ with m = max|x|, first for each bucket (a float64 may be beyond float32), then for their norms.
+    Reads twice and needs a bounded workspace.
     """
-    buckets = _torch.by_device_and_dtype(list(tensors))
-    norms = [_robust(bucket, DIVIDES_IN[dtype], order) for _, dtype, bucket in buckets]
+    norms = [_robust(bucket, order) for bucket in buckets]
     largest = max(norms, default=0.0)
     if largest == 0 or order == math.inf:
         return largest
     return largest * root(sum((norm / largest) ** order for norm in norms), order)
 
 
-def _robust(bucket: list[Tensor], dtype: torch.dtype, order: float) -> float:
-    largest = max(float(part) for part in power(bucket, math.inf))
+def _robust(bucket: Bucket, order: float) -> float:
+    device, dtype, tensors = bucket
+    largest = max(float(part) for part in power([bucket], math.inf))
     if largest == 0 or order == math.inf:
         return largest
-    return largest * root(sum(_shrunk_power(group, dtype, largest, order) for group in pieces(bucket)), order)
+    divisor = torch.full((), largest, dtype=DIVIDES_IN[dtype], device=device)
+    return largest * root(sum(_shrunk_power(group, divisor, order) for group in pieces(tensors)), order)
 
 
-def _shrunk_power(group: list[Tensor], dtype: torch.dtype, largest: float, order: float) -> float:
+def _shrunk_power(group: list[Tensor], divisor: Tensor, order: float) -> float:
     # A function of its own, so that one group's workspace is free before the next one's is taken.
-    divisor = torch.full((), largest, dtype=dtype, device=group[0].device)
-    shrunk = [piece.to(dtype, copy=True).div_(divisor) for piece in group]
-    return sum(float(part) for part in power(shrunk, order))
+    shrunk = [piece.to(divisor.dtype, copy=True).div_(divisor) for piece in group]
+    (part,) = power([(divisor.device, divisor.dtype, shrunk)], order)
+    return float(part)
 
 
 def _squares(bucket: list[Tensor]) -> Iterator[Tensor]:
-    small = [tensor for tensor in bucket if tensor.numel() < _SMALL and tensor.is_contiguous()]
-    for tensor in bucket if len(small) < len(bucket) else ():
-        if not tensor.is_contiguous():
-            yield torch.linalg.vector_norm(tensor).square()
-        elif tensor.numel() >= _SMALL:
-            yield from _dots(tensor.view(-1))
+    sizes = list(map(Tensor.numel, bucket))
+    small = bucket
+    if max(sizes) >= _SMALL:
+        small = []
+        for tensor, size in zip(bucket, sizes, strict=True):
+            if size < _SMALL:
+                small.append(tensor)
+            elif tensor.is_contiguous():
+                yield from _dots(tensor.view(-1))
+            else:
+                yield torch.linalg.vector_norm(tensor).square()
     for group in pieces(small):
         yield from _dots(_torch.joined(group))
 

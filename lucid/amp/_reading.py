@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lucid.amp import _division, _norms, _torch
 from lucid.amp._division import DIVIDES_IN, Divisor
+from lucid.amp._torch import Bucket
 
 _LIMITS = {dtype: torch.finfo(dtype).max * 0.999 for dtype in (torch.float32, torch.float64)}
 """Sums are rounded: a bound this close to the largest number is looked at again."""
@@ -25,18 +26,18 @@ class Reading:
     """Σx² of buckets of tensors of one device and dtype each, read by the host at once."""
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
-        self._buckets = [bucket for group in groups for _, _, bucket in _torch.by_device_and_dtype(list(group))]
+        self._buckets = [bucket for group in groups for bucket in _torch.by_device_and_dtype(list(group))]
         self._largest: list[Tensor | None] = []
-        self.device = next((bucket[0].device for bucket in self._buckets), torch.device("cpu"))
-        self.sums = _division.numbers([_power(bucket, 2.0) for bucket in self._buckets])
+        self.device = next((device for device, _, _ in self._buckets), torch.device("cpu"))
+        self.sums = _division.numbers(_norms.power(self._buckets, 2.0))
 
     def overflows(self, divisor: Divisor) -> bool:
         """Whether a quotient of any tensor is not finite."""
-        limits = [_LIMITS[DIVIDES_IN[bucket[0].dtype]] for bucket in self._buckets]
+        limits = [_LIMITS[DIVIDES_IN[dtype]] for _, dtype, _ in self._buckets]
         # The comparison is false for NaN too. A limit times the scale could be infinite, which bounds nothing.
         if all(math.sqrt(total) / divisor.scale <= limit for total, limit in zip(self.sums, limits, strict=True)):
             return False
-        return divisor.read(divisor.judge_quotients([tensor for bucket in self._buckets for tensor in bucket]))
+        return divisor.read(divisor.judge_quotients(self._buckets))
 
     def remember(self) -> None:
         """Keep what will tell ``undivided``: where Σx² overflowed or underflowed, max|x|; the host reads nothing."""
@@ -45,9 +46,9 @@ class Reading:
             for total, bucket in zip(self.sums, self._buckets, strict=True)
         ]
 
-    def undivided(self, divisor: Divisor) -> list[Tensor]:
-        """Return the tensors that have not been divided since ``remember``."""
-        found: list[Tensor] = []
+    def undivided(self, divisor: Divisor) -> list[Bucket]:
+        """Return the buckets that have not been divided since ``remember``."""
+        found: list[Bucket] = []
         for bucket, total, largest in zip(self._buckets, self.sums, self._largest, strict=True):
             if largest is None:
                 before, quotient, after = total, total / divisor.scale**2, float(_power(bucket, 2.0))
@@ -55,12 +56,12 @@ class Reading:
                 before, after = float(largest), float(_power(bucket, math.inf))
                 quotient = before / divisor.scale
             if _nearer(after, before, quotient):
-                found += bucket
+                found.append(bucket)
         return found
 
 
-def _power(bucket: list[Tensor], order: float) -> Tensor:
-    (power,) = _norms.power(bucket, order)
+def _power(bucket: Bucket, order: float) -> Tensor:
+    (power,) = _norms.power([bucket], order)
     return power
 
 

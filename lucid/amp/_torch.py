@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,15 +65,23 @@ def without_grad(function: _Function) -> _Function:
     return wrapper  # type: ignore[return-value]
 
 
-def by_device_and_dtype(tensors: list[Tensor]) -> list[tuple[torch.device, torch.dtype, list[Tensor]]]:
-    """Return the tensors in buckets of one device and one dtype each."""
-    if tensors and all([tensor.is_cpu for tensor in tensors]):
-        dtypes = {tensor.dtype for tensor in tensors}
+Bucket: TypeAlias = tuple[torch.device, torch.dtype, list[Tensor]]
+"""Tensors of one device and one dtype, in the order in which they were given."""
+
+_IS_CPU = operator.attrgetter("is_cpu")
+_DTYPE = operator.attrgetter("dtype")
+
+
+def by_device_and_dtype(tensors: list[Tensor]) -> list[Bucket]:
+    """Return the tensors in buckets, the first tensor's bucket first; there is none without a tensor."""
+    if tensors and all(map(_IS_CPU, tensors)):
+        dtypes = set(map(_DTYPE, tensors))
         if len(dtypes) == 1:
             return [(tensors[0].device, dtypes.pop(), tensors)]
     group = PRIVATE["_group_tensors_by_device_and_dtype"]
     if group is not None and tensors:
-        return [(device, dtype, lists[0]) for (device, dtype), (lists, _) in group([tensors], False).items()]
+        found = [(device, dtype, lists[0]) for (device, dtype), (lists, _) in group([tensors], False).items()]
+        return sorted(found, key=lambda bucket: bucket[2][0] is not tensors[0])
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         buckets.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -137,13 +146,13 @@ def copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Return the elements of contiguous tensors of one device and dtype as one vector."""
-    if all(tensor.dim() == 1 for tensor in tensors):
+    """Return the elements of tensors of one device and dtype as one vector."""
+    if set(map(Tensor.dim, tensors)) == {1}:
         return torch.cat(tensors)
     if PRIVATE["_flatten_dense_tensors"] is not None:
         vector: Tensor = PRIVATE["_flatten_dense_tensors"](tensors)
         return vector
-    return torch.cat([tensor.view(-1) for tensor in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def norms(tensors: list[Tensor], order: float) -> Sequence[Tensor]:

@@ -18,6 +18,7 @@ from lucid.amp._gradients import Gradients
 from lucid.amp._memory import Seen
 from lucid.amp._reading import Reading
 from lucid.amp._stages import Stage, Turn
+from lucid.amp._torch import by_device_and_dtype
 
 
 class Unscaling:
@@ -58,12 +59,14 @@ class Unscaling:
         if not groups and not in_kernel:
             verdict = self._divide(turn, gradients)
             if gradients.divided:
-                verdict += self._divisor.judge(gradients.divided)
+                verdict += self._divisor.judge(by_device_and_dtype(gradients.divided))
             self._mark(turn, gradients, verdict, by_step)
             return None
         # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
         reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-        overflow = reading.overflows(self._divisor) or self._divisor.read(self._divisor.judge(gradients.divided))
+        overflow = reading.overflows(self._divisor)
+        if gradients.divided and not overflow:
+            overflow = self._divisor.read(self._divisor.judge(by_device_and_dtype(gradients.divided)))
         overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
         if overflow or not in_kernel:
             self._divide(turn, gradients, judged=False)
@@ -108,7 +111,7 @@ class Unscaling:
 
     def _divide(self, turn: Turn, gradients: Gradients, judged: bool = True) -> list[Tensor]:
         try:
-            return self._divisor.divide_(gradients.fresh, judged)
+            return self._divisor.divide_(gradients.buckets, judged)
         except BaseException:
             self._give_up(turn, gradients)
             raise
