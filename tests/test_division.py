@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from values import INTEGERS, WITHOUT_FLOAT64, bits, numbers, same
 
-from lucid.amp import _division
 from lucid.amp._division import DIVIDES_IN, Divisor
 from lucid.amp._reading import Reading
 from lucid.amp._torch import by_device_and_dtype
@@ -132,10 +131,11 @@ def test_any_scale_divides_and_judges_as_numpy(dtype: str, scale: float, seed: i
     gradient = bits(dtype, count, seed)
     values = numbers(gradient).copy()
     overflow = not np.isfinite(reference.quotient(values, dtype, scale)).all()
-    assert _division.read(divisor(scale).judge_quotients(by_device_and_dtype([gradient]))) == overflow
-    assert Reading([[gradient]]).overflows(divisor(scale)) == overflow
+    by, buckets = divisor(scale), by_device_and_dtype([gradient])
+    assert by.read(by.judge_quotients(buckets)) == overflow
+    assert Reading([[gradient]]).overflows(by) == overflow
     assert same(numbers(gradient), values)
-    assert _division.read(divisor(scale).divide_(by_device_and_dtype([gradient]))) == overflow
+    assert by.read(by.divide_(buckets)) == overflow
     assert same(numbers(gradient), expected(values, dtype, scale))
 
 
@@ -161,10 +161,11 @@ def test_many_tensors_of_many_dtypes_are_divided_at_once(device: torch.device) -
         torch.full((65, 2), 6.0)[:, 1],
     ]
     tensors = [tensor.to(device) for tensor in tensors]
-    assert not _division.read(divisor(3.0).divide_(by_device_and_dtype(tensors)))
+    by, buckets = divisor(3.0), by_device_and_dtype(tensors)
+    assert not by.read(by.divide_(buckets))
     assert all(bool((tensor == 2.0).all()) for tensor in tensors)
     tensors[3][64] = math.nan
-    assert _division.read(divisor(3.0).divide_(by_device_and_dtype(tensors)))
+    assert by.read(by.divide_(buckets))
 
 
 @pytest.mark.parametrize("scale", [3.0, 4.0])
@@ -175,8 +176,8 @@ def test_a_default_dtype_changes_nothing(default: torch.dtype, scale: float) -> 
     torch.set_default_dtype(default)
     try:
         with torch.device("meta"):
-            verdict = divisor(scale).divide_(by_device_and_dtype([gradient]))
-            assert not _division.read(verdict)
+            by = divisor(scale)
+            assert not by.read(by.divide_(by_device_and_dtype([gradient])))
     finally:
         torch.set_default_dtype(torch.float32)
     assert gradient.tolist() == [12.0 / scale] * 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lucid.amp._stages import Answers, Stage, Stages, Turn
+from lucid.amp._stages import Stage, Stages, Turn
 
 
 class Plain:
@@ -79,9 +79,9 @@ def test_an_optimizer_is_not_kept_alive(kind: Callable[[], Any]) -> None:
         def __del__(self) -> None:
             freed.append(True)
 
-    stages, answers, optimizer = Stages(), Answers(), Watched()
+    stages, optimizer = Stages(), Watched()
     stages.of(optimizer).stage = Stage.UNSCALED
-    answers.remember(optimizer, skipped=True)
+    stages.answer(optimizer, skipped=True)
     del optimizer
     gc.collect()
     assert freed == [True]
@@ -99,7 +99,7 @@ def test_the_turn_of_a_freed_optimizer_stays() -> None:
 
 def test_an_address_that_is_used_again_is_a_new_optimizer() -> None:
     """An object made where another one was freed starts ready, and has no answer of the other."""
-    stages, answers = Stages(), Answers()
+    stages = Stages()
     addresses = set()
     for _ in range(100):
         optimizer = Plain()
@@ -108,9 +108,9 @@ def test_an_address_that_is_used_again_is_a_new_optimizer() -> None:
         assert turn.stage is Stage.READY
         turn.stage = Stage.STEPPED
         with pytest.raises(RuntimeError, match="never stepped"):
-            answers.skipped(optimizer)
-        answers.remember(optimizer, skipped=True)
-        assert answers.skipped(optimizer) is True
+            stages.skipped(optimizer)
+        stages.answer(optimizer, skipped=True)
+        assert stages.skipped(optimizer) is True
         del optimizer
     assert len(addresses) < 100, "no address was used again, so nothing was shown"
 
@@ -147,23 +147,23 @@ def test_clear_makes_everyone_ready() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_is_the_last_one(kind: Callable[[], Any]) -> None:
     """Each optimizer's own, whatever it equals, and the newer one replaces the older."""
-    answers, first, second = Answers(), kind(), kind()
-    answers.remember(first, skipped=True)
-    answers.remember(second, skipped=False)
-    assert (answers.skipped(first), answers.skipped(second)) == (True, False)
-    answers.remember(first, skipped=False)
-    assert answers.skipped(first) is False
+    stages, first, second = Stages(), kind(), kind()
+    stages.answer(first, skipped=True)
+    stages.answer(second, skipped=False)
+    assert (stages.skipped(first), stages.skipped(second)) == (True, False)
+    stages.answer(first, skipped=False)
+    assert stages.skipped(first) is False
 
 
 def test_who_was_never_stepped_has_no_answer() -> None:
     """It raises, and says to pass the object that was given to step."""
     with pytest.raises(RuntimeError, match=r"Plain was never stepped.*given to step\(\)"):
-        Answers().skipped(Plain())
+        Stages().skipped(Plain())
 
 
 def test_answers_of_freed_optimizers_are_forgotten() -> None:
     """A loop that makes optimizers does not make the scaler grow."""
-    answers = Answers()
+    stages = Stages()
     for _ in range(1000):
-        answers.remember(Plain(), skipped=False)
-    assert len(answers._by_id) <= 2
+        stages.answer(Plain(), skipped=False)
+    assert len(stages._by_id) <= 2

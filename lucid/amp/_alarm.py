@@ -29,6 +29,7 @@ class Alarm:
     def __init__(self) -> None:
         self._said_low = False
         self._row = 0
+        self._next = 0
 
     def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]]) -> list[str]:
         """Return what there is to say after an update.
@@ -38,9 +39,9 @@ class Alarm:
             names: returns the parameters whose gradients were not finite at the last skip.
         """
         if not update.overflow:
-            self._row = 0
             return []
-        self._row += 1
+        self._row = self._row + 1 if update.index == self._next else 1
+        self._next = update.index + 1
         messages = []
         if update.new_scale < 1.0 <= update.scale and not self._said_low:
             self._said_low = True

@@ -84,10 +84,15 @@ class Flags:
             verdict[device] = flag
         return flag
 
-    def lend_again(self, verdict: list[Tensor]) -> None:
-        """Take back the flags of a verdict that was read and held zeros."""
-        for flag in verdict:
-            self._zeros[flag.device] = flag
+    def read(self, verdict: list[Tensor]) -> bool:
+        """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
+        if not verdict:
+            return False
+        overflow = (verdict[0].item() if len(verdict) == 1 else max(numbers(verdict))) > 0
+        if not overflow:
+            for flag in verdict:
+                self._zeros[flag.device] = flag
+        return overflow
 
 
 class Divisor:
@@ -99,15 +104,15 @@ class Divisor:
         self._reciprocals = Factors(1.0 / scale)
         self._ones = Factors(1.0)
         self._flags = Flags()
+        self.read = self._flags.read
         self._multiplies = _multiplies_exactly(scale)
 
     def set(self, scale: float) -> None:
         """Divide by another scale from now on."""
-        if scale != self.scale:
-            self.scale = scale
-            self.tensors.set(scale)
-            self._reciprocals.set(1.0 / scale)
-            self._multiplies = _multiplies_exactly(scale)
+        self.scale = scale
+        self.tensors.set(scale)
+        self._reciprocals.set(1.0 / scale)
+        self._multiplies = _multiplies_exactly(scale)
 
     def divide_(self, buckets: list[Bucket], judged: bool = True) -> list[Tensor]:
         """Divide in place and return the verdict on the quotients; nothing is read by the host.
@@ -128,13 +133,6 @@ class Divisor:
             else:
                 self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow)
         return list(verdict.values())
-
-    def read(self, verdict: list[Tensor]) -> bool:
-        """Whether a quotient of a verdict overflowed; the verdict is used up."""
-        overflow = read(verdict)
-        if not overflow:
-            self._flags.lend_again(verdict)
-        return overflow
 
     def judge(self, buckets: list[Bucket]) -> list[Tensor]:
         """Return the verdict on tensors that hold their true values already."""
@@ -183,11 +181,6 @@ def _quotients(group: list[Tensor], divisor: Tensor) -> list[Tensor]:
 def _multiplies_exactly(scale: float) -> bool:
     """Whether a product with the reciprocal is the quotient, and finite exactly where the gradient is."""
     return 1.0 <= scale <= 2.0**126 and math.frexp(scale)[0] == 0.5
-
-
-def read(verdict: list[Tensor]) -> bool:
-    """Whether any flag of a verdict is above zero: one host read, none for an empty verdict."""
-    return bool(verdict) and max(numbers(verdict)) > 0
 
 
 def numbers(tensors: list[Tensor]) -> list[float]:

@@ -20,7 +20,7 @@ from lucid.amp import _causes
 from lucid.amp._alarm import Alarm
 from lucid.amp._gradients import Gradient
 from lucid.amp._schedule import ScaleUpdate
-from lucid.amp._stages import Answers
+from lucid.amp._stages import Stages
 
 Hook = Callable[..., None]
 
@@ -44,9 +44,9 @@ class Events:
     """The part of a scaler that can be asked and listened to."""
 
     def __init__(self) -> None:
-        self._answers = Answers()
+        self._stages = Stages()
         self._updates = 0
-        self._last_update: ScaleUpdate | None = None
+        self._last_update: ScaleUpdate | tuple[Any, ...] | None = None
         self._alarm = Alarm()
         self._skips: list[Skipped] = []
         self._scaled: deque[weakref.ref[Tensor]] = deque(maxlen=_LOSSES)
@@ -58,6 +58,9 @@ class Events:
     @property
     def last_update(self) -> ScaleUpdate | None:
         """What the last ``update()`` did; None before the first one, and while disabled."""
+        # Few ask, so the record is made for the first one who does.
+        if isinstance(self._last_update, tuple):
+            self._last_update = ScaleUpdate(*self._last_update)
         return self._last_update
 
     def step_was_skipped(self, optimizer: Any) -> bool:
@@ -69,7 +72,7 @@ class Events:
         Raises:
             RuntimeError: it was never stepped here.
         """
-        return self._answers.skipped(optimizer)
+        return self._stages.skipped(optimizer)
 
     def register_update_hook(self, hook: Callable[[Any, ScaleUpdate], None]) -> RemovableHandle:
         """Call ``hook(scaler, update)`` at the end of each ``update()``, the new scale being in force.
@@ -113,15 +116,21 @@ class Events:
         """Whether a gradient is the very tensor that an earlier skip left: what made it infinite may be older."""
         return any(self._left_over.get(id(one.tensor)) is weakref.ref(one.tensor) for one in gradients)
 
-    def _tell_updated(self, update: ScaleUpdate) -> None:
+    def _note_update(self, scale: float, new_scale: float, overflow: bool, skipped: tuple[bool, ...]) -> None:
+        """Keep what an update did, and tell those who listen."""
         self._scaled.clear()
-        if not update.overflow:
-            self._left_over.clear()
+        self._last_update = (self._updates, scale, new_scale, overflow, skipped)
         self._updates += 1
-        self._last_update = update
+        if self._left_over and not overflow:
+            self._left_over.clear()
+        if overflow or self._update_hooks:
+            update = self._last_update = ScaleUpdate(*self._last_update)
+            self._tell_updated(update)
+
+    def _tell_updated(self, update: ScaleUpdate) -> None:
         try:
             for message in self._alarm.messages(update, self._names_not_finite):
-                warnings.warn(message, stacklevel=3)
+                warnings.warn(message, stacklevel=4)
         finally:  # where warnings are errors, too
             for hook in list(self._update_hooks.values()):
                 hook(self, update)

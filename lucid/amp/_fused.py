@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
     """Whether the optimizer's own kernel divides each of these gradients, once, exactly and unseen."""
     if not _torch.step_takes_factor(optimizer):
         return False
-    kind: Hashable = type(optimizer)
+    kind: Any = type(optimizer)
     # The cheapest question first: a small model is told no before anything else is looked at.
     return (
         sum(map(torch.Tensor.numel, gradients.fresh)) >= WORTHWHILE * max(len(gradients.fresh), 1)

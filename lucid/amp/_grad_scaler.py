@@ -18,9 +18,9 @@ from lucid.amp import _fused, _gradients, _outputs, _schedule, _settings, _stage
 from lucid.amp._clip import Clipping
 from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
-from lucid.amp._schedule import ScaleUpdate, Schedule, Standing
+from lucid.amp._schedule import Schedule, Standing
 from lucid.amp._settings import Settings
-from lucid.amp._stages import Stage, Stages, Turn
+from lucid.amp._stages import Stage, Turn
 from lucid.amp._unscaling import Unscaling
 
 
@@ -90,7 +90,6 @@ class GradScaler(Settings, Events):
     def _begin(self, schedule: Schedule, standing: Standing, enabled: bool, consensus: Consensus) -> None:
         Settings.__init__(self, schedule, standing, enabled, consensus)
         Events.__init__(self)
-        self._stages = Stages()
         self._unscaling = Unscaling(self._divisor, self._consensus)
 
     def scale(self, outputs: Any) -> Any:
@@ -212,12 +211,12 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             result = optimizer.step(*args, **kwargs)
-            self._answers.remember(optimizer, skipped=False)
+            self._stages.answer(optimizer, skipped=False)
             return result
-        _stages.refuse_closure(args, kwargs)
+        if args or kwargs:
+            _stages.refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
-        turn.may_step()
-        due = self._unscaling.is_due(optimizer, turn)
+        due = turn.stage is Stage.READY or self._unscaling.is_due(optimizer, turn)
         reading = self._unscaling.unscale(optimizer, turn, by_step=True) if due else None
         if self._unscaling.overflowed(turn):
             self._skip(optimizer, turn)
@@ -227,7 +226,7 @@ class GradScaler(Settings, Events):
         else:
             with _fused.dividing(optimizer, reading, self._divisor):
                 result = optimizer.step(*args, **kwargs)
-        self._finish(optimizer, turn, skipped=False)
+        turn.stepped(skipped=False)
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -245,16 +244,17 @@ class GradScaler(Settings, Events):
         if not self._enabled:
             return
         given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
-        # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
-        turns = self._stages.turns()
-        overflow = any([self._unscaling.overflowed(turn) for turn in turns])
+        overflow, skipped = False, []
+        for turn in self._stages.turns():
+            # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
+            overflow = self._unscaling.overflowed(turn) or overflow
+            skipped.append(turn.skipped)
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         now, after = self._standing, given or self._schedule.next(self._standing, overflow)
         self._stages.clear()
         self._unscaling.clear()
         self._stand(after)
-        skipped = tuple([turn.skipped for turn in turns])
-        self._tell_updated(ScaleUpdate(self._updates, now.scale, after.scale, overflow, skipped))
+        self._note_update(now.scale, after.scale, overflow, tuple(skipped))
 
     def _multiplied(self, output: Tensor) -> Tensor:
         factors = self._divisor.tensors
@@ -263,7 +263,7 @@ class GradScaler(Settings, Events):
                 f"scale() was used for the first time on {output.device} inside a CUDA graph capture. Call scale() "
                 "once on that device before the capture, so that the graph follows the scale."
             )
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             # Before the compiler sees that there is none, or its graph would be made again at the second call.
             factors.make(output.device)
         else:
@@ -272,12 +272,8 @@ class GradScaler(Settings, Events):
 
     def _skip(self, optimizer: Any, turn: Turn) -> None:
         first = not any(other.skipped for other in self._stages.turns())
-        self._finish(optimizer, turn, skipped=True)
+        turn.stepped(skipped=True)
         self._tell_skipped(optimizer, _gradients.named(optimizer), self._standing.scale, first)
-
-    def _finish(self, optimizer: Any, turn: Turn, skipped: bool) -> None:
-        turn.stage, turn.skipped = Stage.STEPPED, skipped
-        self._answers.remember(optimizer, skipped)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickling and copying keep: settings, scale and count."""

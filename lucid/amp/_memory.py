@@ -19,8 +19,6 @@ from torch import Tensor
 ADDRESSED = {"cpu", "cuda"}
 """The devices on which a pointer is an address in one space, and not a handle."""
 
-_NBYTES = operator.attrgetter("nbytes")
-
 
 class Region(NamedTuple):
     """The bytes of one tensor; equal regions are the same memory.
@@ -81,23 +79,13 @@ def overlaps_itself(place: Region) -> bool:
     return bool((torch.sort(starts).values.diff() == 0).any())
 
 
-def apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether plain tensors are known, at a glance, to be contiguous, to hold elements and to share no memory.
+def are_apart(begins: list[int], ends: list[int]) -> bool:
+    """Whether spans of addresses, none of them empty, share nothing; both lists are sorted here.
 
-    Spans are apart where, both sorted, each end comes before the next begin. False says nothing.
-
-    Args:
-        tensors: of devices in ``ADDRESSED``.
+    They are apart where, sorted, each end comes before the next begin. False says nothing.
     """
-    try:
-        begins = list(map(Tensor.data_ptr, tensors))
-    except RuntimeError:  # a layout that is no span of memory
-        return False
-    sizes = list(map(_NBYTES, tensors))
-    if 0 in sizes or not all(map(Tensor.is_contiguous, tensors)):
-        return False
-    ends = sorted(map(operator.add, begins, sizes))
     begins.sort()
+    ends.sort()
     return all(map(operator.le, ends, begins[1:]))
 
 
@@ -169,16 +157,14 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self._refs: list[weakref.ref[Tensor]] = []
-        self._places: list[Region | None] = []
+        self._added: list[tuple[list[weakref.ref[Tensor]], Sequence[Region] | None]] = []
         self._indexed = 0
         self._by_id: dict[int, weakref.ref[Tensor]] = {}
         self._by_region: dict[Region, list[weakref.ref[Tensor]]] = {}
 
     def add(self, tensors: Sequence[Tensor], places: Sequence[Region] | None = None) -> None:
         """Remember tensors, and where their values lie; without places, they are their own values."""
-        self._refs.extend(map(weakref.ref, tensors))
-        self._places.extend(places if places is not None else [None] * len(tensors))
+        self._added.append((list(map(weakref.ref, tensors)), places))
 
     def has(self, tensor: Tensor, place: Region) -> bool:
         """Whether that tensor, or a living one of the same memory, was added."""
@@ -197,26 +183,25 @@ class Seen:
 
     def __bool__(self) -> bool:
         """Whether anything was added since ``clear``."""
-        return bool(self._refs)
+        return bool(self._added)
 
     def clear(self) -> None:
         """Forget all of them."""
-        if not self._refs:
-            return
-        self._refs.clear()
-        self._places.clear()
-        self._indexed = 0
-        self._by_id.clear()
-        self._by_region.clear()
+        self._added.clear()
+        if self._indexed:
+            self._indexed = 0
+            self._by_id.clear()
+            self._by_region.clear()
 
     def _index(self) -> None:
         # Only a second optimizer asks, so the dicts are made when it does.
-        for tensor, place in zip(self._refs[self._indexed :], self._places[self._indexed :], strict=True):
-            living = tensor()
-            if living is not None:
-                self._by_id[id(living)] = tensor
-                self._by_region.setdefault(region(living) if place is None else place, []).append(tensor)
-        self._indexed = len(self._refs)
+        for tensors, places in self._added[self._indexed :]:
+            for tensor, place in zip(tensors, places or itertools.repeat(None, len(tensors)), strict=True):
+                living = tensor()
+                if living is not None:
+                    self._by_id[id(living)] = tensor
+                    self._by_region.setdefault(region(living) if place is None else place, []).append(tensor)
+        self._indexed = len(self._added)
 
 
 def _lies_at(place: Region, tensor: Tensor | None) -> bool:

@@ -29,7 +29,8 @@ class Settings:
 
     def _stand(self, standing: Standing) -> None:
         self._standing = standing
-        self._divisor.set(standing.scale)
+        if standing.scale != self._divisor.scale:
+            self._divisor.set(standing.scale)
 
     def get_scale(self) -> float:
         """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""

@@ -21,28 +21,37 @@ class Stage(enum.Enum):
 
 
 class Turn:
-    """One optimizer's part in one iteration.
+    """One optimizer's part in an iteration, and the answer about its last step.
 
     Attributes:
+        find: returns the optimizer; None once it is gone.
+        called: whether this iteration knows it.
         stage: how far it has come.
         by_step: whether it was a step that unscaled, and not the user.
         overflow: its verdict, as the caller stored it.
-        skipped: whether its step was skipped.
+        skipped: whether its step was skipped in this iteration.
+        answer: whether its last step was skipped, in whichever iteration; None before the first.
     """
 
-    __slots__ = ("_find", "_type", "by_step", "overflow", "skipped", "stage")
+    __slots__ = ("_type", "answer", "by_step", "called", "find", "overflow", "skipped", "stage")
 
     def __init__(self, optimizer: object) -> None:
-        self._find = _reference(optimizer)
+        self.find = _reference(optimizer)
         self._type = type(optimizer)
+        self.answer: bool | None = None
+        self.end()
+
+    def end(self) -> None:
+        """Be ready for another iteration."""
+        self.called = False
         self.stage = Stage.READY
         self.by_step = False
         self.overflow: Any = False
         self.skipped = False
 
-    def belongs_to(self, optimizer: object) -> bool:
-        """Whether this is the turn of that very object."""
-        return self._find() is optimizer
+    def stepped(self, skipped: bool) -> None:
+        """Note how its step ended."""
+        self.stage, self.skipped, self.answer = Stage.STEPPED, skipped, skipped
 
     def may_unscale(self) -> None:
         """Raise RuntimeError unless the gradients are still scaled."""
@@ -77,7 +86,7 @@ def refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
 
 class Stages:
-    """The turns of the iteration in progress, in the order of the optimizers' first calls.
+    """The turns of the iteration in progress, and the answers about earlier ones.
 
     An optimizer is the object itself, compared with ``is``. It is held weakly where it allows that, so that
     a scaler keeps none alive; the turn of an optimizer that is gone stays until ``clear``.
@@ -88,16 +97,18 @@ class Stages:
         self._by_id: dict[int, Turn] = {}
 
     def of(self, optimizer: object) -> Turn:
-        """Return the optimizer's turn; it is new at the first call in an iteration."""
+        """Return the optimizer's turn in this iteration, which knows it from now on."""
         turn = self._by_id.get(id(optimizer))
         # An id is used again once its object is gone; the object decides.
-        if turn is None or not turn.belongs_to(optimizer):
-            turn = self._by_id[id(optimizer)] = Turn(optimizer)
+        if turn is None or turn.find() is not optimizer:
+            turn = self._met(optimizer)
+        if not turn.called:
+            turn.called = True
             self._turns.append(turn)
         return turn
 
     def turns(self) -> list[Turn]:
-        """Return the turns of all optimizers that got beyond ready."""
+        """Return the turns of all optimizers that got beyond ready, in the order of their first calls."""
         return [turn for turn in self._turns if turn.stage is not Stage.READY]
 
     def in_progress(self) -> bool:
@@ -105,37 +116,35 @@ class Stages:
         return bool(self.turns())
 
     def clear(self) -> None:
-        """Return every optimizer to ready."""
+        """Return every optimizer to ready; who was never stepped is forgotten."""
+        for turn in self._turns:
+            turn.end()
+            if turn.answer is None:
+                self._by_id = {key: known for key, known in self._by_id.items() if known is not turn}
         self._turns.clear()
-        self._by_id.clear()
 
-
-class Answers:
-    """Whether each optimizer's last step was skipped: kept until its next step, also across iterations."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, tuple[Callable[[], object], bool]] = {}
-
-    def remember(self, optimizer: object, skipped: bool) -> None:
-        """Keep the answer about the step that ended just now."""
-        known = self._by_id.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            self._forget_the_gone()
-            known = (_reference(optimizer), skipped)
-        self._by_id[id(optimizer)] = (known[0], skipped)
+    def answer(self, optimizer: object, skipped: bool) -> None:
+        """Keep the answer about a step that belongs to no iteration."""
+        turn = self._by_id.get(id(optimizer))
+        if turn is None or turn.find() is not optimizer:
+            turn = self._met(optimizer)
+        turn.answer = skipped
 
     def skipped(self, optimizer: object) -> bool:
-        """Return the answer; RuntimeError for an optimizer that was never stepped here."""
-        find, skipped = self._by_id.get(id(optimizer), (None, False))
-        if find is None or find() is not optimizer:
+        """Return whether its last step was skipped; RuntimeError for an optimizer that was never stepped here."""
+        turn = self._by_id.get(id(optimizer))
+        if turn is None or turn.find() is not optimizer or turn.answer is None:
             raise RuntimeError(
                 f"this {type(optimizer).__name__} was never stepped through this scaler. Ask about the very object "
                 "that was given to step(), after step()."
             )
-        return skipped
+        return turn.answer
 
-    def _forget_the_gone(self) -> None:
-        self._by_id = {key: known for key, known in self._by_id.items() if known[0]() is not None}
+    def _met(self, optimizer: object) -> Turn:
+        # A loop that makes optimizers must not make the scaler grow.
+        self._by_id = {key: turn for key, turn in self._by_id.items() if turn.find() is not None}
+        turn = self._by_id[id(optimizer)] = Turn(optimizer)
+        return turn
 
 
 def _reference(optimizer: object) -> Callable[[], object]:

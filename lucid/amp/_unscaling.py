@@ -34,9 +34,12 @@ class Unscaling:
         self._divided.clear()
 
     def is_due(self, optimizer: Any, turn: Turn) -> bool:
-        """Whether a step must unscale: nobody did, or a step that raised did, and there were new gradients since."""
-        if turn.stage is Stage.READY:
-            return True
+        """Whether a step after ``unscale_`` must unscale: a step that raised did it, and there are new gradients.
+
+        Raises:
+            RuntimeError: the optimizer was stepped already.
+        """
+        turn.may_step()
         if not turn.by_step:
             return False
         try:
@@ -56,22 +59,25 @@ class Unscaling:
         groups = self._consensus.groups(optimizer)
         gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self._divided)
         in_kernel = by_step and _fused.divides(optimizer, gradients)
-        if not groups and not in_kernel:
-            verdict = self._divide(turn, gradients)
-            if gradients.divided:
-                verdict += self._divisor.judge(by_device_and_dtype(gradients.divided))
-            self._mark(turn, gradients, verdict, by_step)
-            return None
-        # Look before anything changes: another rank may refuse, or the kernel may be the one to divide.
-        reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+        if groups or in_kernel:
+            reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+            overflow = self._look(optimizer, gradients, groups, reading)
+            if overflow or not in_kernel:
+                self._divide(turn, gradients, judged=False)
+            self._mark(turn, gradients, overflow, by_step)
+            return reading if in_kernel and not overflow else None
+        verdict = self._divide(turn, gradients)
+        if gradients.divided:
+            verdict += self._divisor.judge(by_device_and_dtype(gradients.divided))
+        self._mark(turn, gradients, verdict, by_step)
+        return None
+
+    def _look(self, optimizer: Any, gradients: Gradients, groups: Any, reading: Reading) -> bool:
+        """Judge before anything changes: another rank may refuse, or the kernel may be the one to divide."""
         overflow = reading.overflows(self._divisor)
         if gradients.divided and not overflow:
             overflow = self._divisor.read(self._divisor.judge(by_device_and_dtype(gradients.divided)))
-        overflow = self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
-        if overflow or not in_kernel:
-            self._divide(turn, gradients, judged=False)
-        self._mark(turn, gradients, overflow, by_step)
-        return reading if in_kernel and not overflow else None
+        return self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
 
     @_torch.without_grad
     def clip(self, optimizer: Any, turn: Turn, clipping: Clipping) -> Clipped:
