@@ -119,6 +119,29 @@ def test_ordinary_tensors_are_apart() -> None:
     assert not are_apart([BUFFER[3:6], a, BUFFER[5:]])
 
 
+GAPLESS: dict[str, Tensor] = {
+    "contiguous": torch.zeros(2, 3),
+    "transposed": torch.zeros(2, 3).T,
+    "permuted": torch.zeros(2, 3, 4).permute(1, 2, 0),
+    "channels last": torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "channels last, volumes": torch.zeros(2, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d),
+    "a column of one": torch.zeros(3, 1)[:, 0],
+}
+WITH_GAPS: dict[str, Tensor] = {
+    "a column of two": torch.zeros(3, 2)[:, 0],
+    "rows with a gap": torch.zeros(4, 5)[:, :3],
+    "expanded": torch.zeros(1, 3).expand(4, 3),
+    "overlapping itself": torch.zeros(8).as_strided((3, 3), (2, 1)),
+}
+
+
+@pytest.mark.parametrize("layout", [*GAPLESS, *WITH_GAPS])
+def test_gapless_is_each_byte_of_the_span_once(layout: str) -> None:
+    """Any order of the dimensions will do; a gap, or an element stored for several, will not."""
+    tensor = (GAPLESS | WITH_GAPS)[layout]
+    assert _memory.is_gapless(tensor) is (layout in GAPLESS)
+
+
 def test_stored_leaves_out_what_an_expansion_repeats(device: torch.device) -> None:
     """An expanded tensor is seen once where it is stored; any other tensor is handed back."""
     small = torch.tensor([[1.0], [2.0]], device=device)

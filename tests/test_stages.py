@@ -144,6 +144,35 @@ def test_clear_makes_everyone_ready() -> None:
     assert stages.of(optimizer).stage is Stage.READY
 
 
+def test_who_was_never_stepped_is_not_kept_beyond_the_update() -> None:
+    """An object that allows no weak reference, unscaled and given up, is freed by ``clear``."""
+    freed = []
+
+    class Watched(Slotted):
+        __slots__ = ()
+
+        def __del__(self) -> None:
+            freed.append(True)
+
+    stages = Stages()
+    stages.of(Watched()).stage = Stage.UNSCALED
+    gc.collect()
+    assert freed == []
+    stages.clear()
+    gc.collect()
+    assert freed == [True]
+
+
+def test_an_answer_outlives_the_update_and_belongs_to_no_iteration() -> None:
+    """``clear`` keeps it, and asking or keeping it starts no turn."""
+    stages, optimizer = Stages(), Plain()
+    stages.of(optimizer).stepped(skipped=True)
+    stages.clear()
+    assert stages.skipped(optimizer) is True
+    stages.answer(optimizer, skipped=False)
+    assert (stages.skipped(optimizer), stages.turns()) == (False, [])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_is_the_last_one(kind: Callable[[], Any]) -> None:
     """Each optimizer's own, whatever it equals, and the newer one replaces the older."""

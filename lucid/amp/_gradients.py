@@ -202,12 +202,12 @@ def _plain(gradients: list[Tensor]) -> list[Bucket] | None:
     dtype, index = first.dtype, first.get_device()
     begins, ends = [], []
     for gradient in gradients:
-        if type(gradient) is not Tensor or gradient.layout is not _STRIDED or not gradient.is_contiguous():
+        if type(gradient) is not Tensor or gradient.layout is not _STRIDED or gradient.is_inference():
             return None
         if gradient.dtype is not dtype or gradient.get_device() != index:
             alike = False
         begin = gradient.data_ptr()
-        if not begin or gradient.is_inference():
+        if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
             return None
         begins.append(begin)
         ends.append(begin + gradient.nbytes)

@@ -20,6 +20,9 @@ ADDRESSED = {"cpu", "cuda"}
 """The devices on which a pointer is an address in one space, and not a handle."""
 
 
+_CHANNELS_LAST = torch.channels_last
+
+
 class Region(NamedTuple):
     """The bytes of one tensor; equal regions are the same memory.
 
@@ -61,6 +64,11 @@ def _address(tensor: Tensor) -> int:
         return -id(tensor) << 64
     # Elsewhere a pointer may be a handle: two storages are then apart, however near their handles are.
     return handle + offset if tensor.device.type in ADDRESSED else (handle << 64) + offset
+
+
+def is_gapless(tensor: Tensor) -> bool:
+    """Whether a strided tensor that holds an element fills the span that it lies in, each byte once."""
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=_CHANNELS_LAST) or not region(tensor).shape
 
 
 def stored(tensor: Tensor) -> Tensor:

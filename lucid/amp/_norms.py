@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lucid.amp import _torch
 from lucid.amp._division import DIVIDES_IN, pieces
+from lucid.amp._memory import is_gapless
 from lucid.amp._torch import Bucket
 
 _SMALL = 2**14
@@ -96,8 +97,8 @@ def _squares(bucket: list[Tensor]) -> Iterator[Tensor]:
         for tensor, size in zip(bucket, sizes, strict=True):
             if size < _SMALL:
                 small.append(tensor)
-            elif tensor.is_contiguous():
-                yield from _dots(tensor.view(-1))
+            elif is_gapless(tensor):
+                yield from _dots(tensor.as_strided((size,), (1,)))
             else:
                 yield torch.linalg.vector_norm(tensor).square()
     for group in pieces(small):
