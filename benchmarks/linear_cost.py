@@ -1,7 +1,8 @@
 """Does the cost of an iteration's end grow linearly, in elements and in tensors?
 
 Times ``clip_grad_norm_`` with ``step``, and ``step`` alone, over growing numbers of elements (in tensors of a million)
-and of tensors (of 64 elements each), with an optimizer that does nothing, and draws both on logarithmic axes.
+and of tensors (of 64 elements each), with an optimizer that does nothing, and draws both on logarithmic axes. The
+parameters are frozen for Python's collector (``gc.freeze()``), which would walk through all of them every other step.
 
 usage: python benchmarks/linear_cost.py [--device cuda] [--most-elements 1e8] [--most-tensors 1e5] [--out FILE.png]
 """
@@ -9,6 +10,7 @@ usage: python benchmarks/linear_cost.py [--device cuda] [--most-elements 1e8] [-
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -48,6 +50,7 @@ def timed(sizes: list[int], device: torch.device, repeats: int = 7) -> tuple[flo
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer, scaler = Still(parameters), GradScaler(1.0, growth_interval=10**9)
+    gc.freeze()
 
     def step() -> None:
         scaler.step(optimizer)
@@ -61,6 +64,7 @@ def timed(sizes: list[int], device: torch.device, repeats: int = 7) -> tuple[flo
     for run in (step, clip_and_step):
         taken = [seconds(run, device) for _ in range(repeats + 2)][2:]
         medians.append(statistics.median(taken) * 1e3)
+    gc.unfreeze()
     return medians[0], medians[1]
 
 

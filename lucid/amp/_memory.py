@@ -166,7 +166,6 @@ class Seen:
 
     def __init__(self) -> None:
         self._added: list[tuple[list[weakref.ref[Tensor]], Sequence[Region] | None]] = []
-        self._cleared = self._added
         self._indexed = 0
         self._by_id: dict[int, weakref.ref[Tensor]] = {}
         self._by_region: dict[Region, list[weakref.ref[Tensor]]] = {}
@@ -196,9 +195,7 @@ class Seen:
 
     def clear(self) -> None:
         """Forget all of them."""
-        # The references live on until the next clear: a tensor that does, too, is given its old one again, and Python's
-        # collector is not woken by as many new objects as there are tensors.
-        self._cleared, self._added = self._added, []
+        self._added.clear()
         if self._indexed:
             self._indexed = 0
             self._by_id.clear()
