@@ -168,12 +168,12 @@ def test_a_tensor_is_known_until_clear() -> None:
     """The very object, and another object of the same memory, until the iteration ends."""
     tensor, other = torch.zeros(3), torch.zeros(3)
     seen = remembered(tensor)
-    assert seen
+    assert seen.added
     assert seen.has(tensor, _memory.region(tensor))
     assert seen.has(tensor.view(3), _memory.region(tensor))
     assert not seen.has(other, _memory.region(other))
     seen.clear()
-    assert not seen
+    assert not seen.added
     assert not seen.has(tensor, _memory.region(tensor))
 
 

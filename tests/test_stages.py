@@ -166,7 +166,8 @@ def test_who_was_never_stepped_is_not_kept_beyond_the_update() -> None:
 def test_an_answer_outlives_the_update_and_belongs_to_no_iteration() -> None:
     """``clear`` keeps it, and asking or keeping it starts no turn."""
     stages, optimizer = Stages(), Plain()
-    stages.of(optimizer).stepped(skipped=True)
+    turn = stages.of(optimizer)
+    turn.stage, turn.answer = Stage.STEPPED, True
     stages.clear()
     assert stages.skipped(optimizer) is True
     stages.answer(optimizer, skipped=False)

@@ -110,8 +110,8 @@ class GradScaler(Settings, Events):
         if not self._enabled:
             return outputs
         if self._scale_observers:
-            outputs = _outputs.mapped(outputs, lambda tensor: tensor)  # what a generator yields is told, too
-        scaled = _outputs.mapped(outputs, self._multiplied)
+            outputs = _outputs.multiplied(outputs, lambda _: None)  # what a generator yields is told, too
+        scaled = _outputs.multiplied(outputs, self._factor)
         if self._scale_observers:
             self._tell_scaled(outputs)
         return scaled
@@ -226,7 +226,7 @@ class GradScaler(Settings, Events):
         else:
             with _fused.dividing(optimizer, reading, self._divisor):
                 result = optimizer.step(*args, **kwargs)
-        turn.stepped(skipped=False)
+        turn.stage, turn.answer = Stage.STEPPED, False
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -245,18 +245,21 @@ class GradScaler(Settings, Events):
             return
         given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
         overflow, skipped = False, []
-        for turn in self._stages.turns():
+        for turn in self._stages.called:
             # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
-            overflow = self._unscaling.overflowed(turn) or overflow
-            skipped.append(turn.skipped)
+            if turn.overflow is not False and self._unscaling.overflowed(turn):
+                overflow = True
+            if turn.stage is not Stage.READY:
+                skipped.append(turn.skipped)
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         now, after = self._standing, given or self._schedule.next(self._standing, overflow)
         self._stages.clear()
-        self._unscaling.clear()
+        self._unscaling.divided.clear()
         self._stand(after)
         self._note_update(now.scale, after.scale, overflow, tuple(skipped))
 
-    def _multiplied(self, output: Tensor) -> Tensor:
+    def _factor(self, output: Tensor) -> Tensor:
+        """Return the scale on an output's device, and remember the output."""
         factors = self._divisor.tensors
         if output.is_cuda and not factors.has(output.device) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -268,11 +271,11 @@ class GradScaler(Settings, Events):
             factors.make(output.device)
         else:
             self._scaled.append(weakref.ref(output))
-        return _outputs.multiplied(output, factors.on(output.device))
+        return factors.on(output.device)
 
     def _skip(self, optimizer: Any, turn: Turn) -> None:
         first = not any(other.skipped for other in self._stages.turns())
-        turn.stepped(skipped=True)
+        turn.stage, turn.answer, turn.skipped = Stage.STEPPED, True, True
         self._tell_skipped(optimizer, _gradients.named(optimizer), self._standing.scale, first)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -66,9 +66,11 @@ class Gradients:
         divided: the tensors that hold their true values already and are only judged.
         parameters: the parameters that have a gradient, in the optimizer's order.
         values: the values of each one's gradient.
+        wholes: the gradients themselves that hold an element.
+        regions: where the values of ``wholes`` lie; None where they are their own values.
     """
 
-    __slots__ = ("_coalesced", "_regions", "_wholes", "buckets", "divided", "fresh", "parameters", "values")
+    __slots__ = ("_coalesced", "buckets", "divided", "fresh", "parameters", "regions", "values", "wholes")
 
     def __init__(self, optimizer: Any, seen: _memory.Seen) -> None:
         """Find, check and sort; nothing is changed.
@@ -84,19 +86,19 @@ class Gradients:
             RuntimeError: a gradient is an inference tensor.
         """
         self.parameters, found = _found(optimizer)
+        buckets = None if seen.added else _plain(found)
         self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         self.divided: list[Tensor] = []
-        plain = None if seen else _plain(found)
-        if plain is not None:
-            self.values = self.fresh = self._wholes = found
-            self._regions: list[_memory.Region] | None = None
-            self.buckets = plain
+        if buckets is not None:
+            self.values = self.fresh = self.wholes = found
+            self.regions: list[_memory.Region] | None = None
+            self.buckets = buckets
         else:
             _refuse(optimizer, self.parameters, found)
             owned = zip(self.parameters, found, strict=True)
             self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
-            self.fresh, self._wholes, self._regions = [], [], []
-            self._sort(optimizer, found, seen, self._regions)
+            self.fresh, self.wholes, self.regions = [], [], []
+            self._sort(optimizer, found, seen, self.regions)
             self.buckets = by_device_and_dtype(self.fresh)
 
     @property
@@ -104,12 +106,12 @@ class Gradients:
         """Each parameter that has a gradient, with its values, in the optimizer's order."""
         return zip(self.parameters, self.values, strict=True)
 
-    def commit(self, seen: _memory.Seen) -> None:
-        """Note that ``fresh`` is divided now, and put coalesced gradients into their parameters."""
-        for parameter in self.parameters if self._coalesced else ():
-            if id(parameter.grad) in self._coalesced:
-                parameter.grad = self._coalesced[id(parameter.grad)][1]
-        seen.add(self._wholes, self._regions)
+    def put_back(self) -> None:
+        """Put coalesced gradients, once they are divided, into their parameters."""
+        if self._coalesced:
+            for parameter in self.parameters:
+                if id(parameter.grad) in self._coalesced:
+                    parameter.grad = self._coalesced[id(parameter.grad)][1]
 
     def _dense(self, optimizer: Any, parameter: Tensor, whole: Tensor) -> Tensor:
         """Return the strided values of one gradient, every stored element once."""
@@ -135,7 +137,7 @@ class Gradients:
                 (self.divided if seen.has(whole, place) else self.fresh).append(tensor)
             places.add(place)
             # Every tensor of that memory is noted: the first may be gone when another optimizer meets the second.
-            self._wholes.append(self._coalesced.get(id(whole), (whole, whole))[1])
+            self.wholes.append(self._coalesced.get(id(whole), (whole, whole))[1])
             regions.append(place)
         clash = _memory.first_overlap(places.union(seen.regions()))
         if clash is not None:
@@ -211,10 +213,13 @@ def _plain(gradients: list[Tensor]) -> list[Bucket] | None:
             return None
         begins.append(begin)
         ends.append(begin + gradient.nbytes)
-    buckets = [(first.device, dtype, gradients)] if alike and index < 0 else by_device_and_dtype(gradients)
-    if not all([dtype in DIVIDES_IN and device.type in _memory.ADDRESSED for device, dtype, _ in buckets]):
+    if not _memory.are_apart(begins, ends):
         return None
-    return buckets if _memory.are_apart(begins, ends) else None
+    buckets = [(first.device, dtype, gradients)] if alike and index < 0 else by_device_and_dtype(gradients)
+    for device, dtype, _ in buckets:
+        if dtype not in DIVIDES_IN or device.type not in _memory.ADDRESSED:
+            return None
+    return buckets
 
 
 def _refuse(optimizer: Any, parameters: list[Tensor], gradients: list[Tensor]) -> None:

@@ -162,17 +162,21 @@ class Seen:
 
     A tensor is known as an object, or as living memory: an address alone is not enough, since the allocator
     hands the same one out again.
+
+    Attributes:
+        added: what was added, call by call: weak references, and where the values lie (None for tensors that are
+            their own values).
     """
 
     def __init__(self) -> None:
-        self._added: list[tuple[list[weakref.ref[Tensor]], Sequence[Region] | None]] = []
+        self.added: list[tuple[list[weakref.ref[Tensor]], Sequence[Region] | None]] = []
         self._indexed = 0
         self._by_id: dict[int, weakref.ref[Tensor]] = {}
         self._by_region: dict[Region, list[weakref.ref[Tensor]]] = {}
 
     def add(self, tensors: Sequence[Tensor], places: Sequence[Region] | None = None) -> None:
         """Remember tensors, and where their values lie; without places, they are their own values."""
-        self._added.append((list(map(weakref.ref, tensors)), places))
+        self.added.append((list(map(weakref.ref, tensors)), places))
 
     def has(self, tensor: Tensor, place: Region) -> bool:
         """Whether that tensor, or a living one of the same memory, was added."""
@@ -189,13 +193,9 @@ class Seen:
             place for place, tensors in self._by_region.items() if any(_lies_at(place, tensor()) for tensor in tensors)
         ]
 
-    def __bool__(self) -> bool:
-        """Whether anything was added since ``clear``."""
-        return bool(self._added)
-
     def clear(self) -> None:
         """Forget all of them."""
-        self._added.clear()
+        self.added.clear()
         if self._indexed:
             self._indexed = 0
             self._by_id.clear()
@@ -203,13 +203,13 @@ class Seen:
 
     def _index(self) -> None:
         # Only a second optimizer asks, so the dicts are made when it does.
-        for tensors, places in self._added[self._indexed :]:
+        for tensors, places in self.added[self._indexed :]:
             for tensor, place in zip(tensors, places or itertools.repeat(None, len(tensors)), strict=True):
                 living = tensor()
                 if living is not None:
                     self._by_id[id(living)] = tensor
                     self._by_region.setdefault(region(living) if place is None else place, []).append(tensor)
-        self._indexed = len(self._added)
+        self._indexed = len(self.added)
 
 
 def _lies_at(place: Region, tensor: Tensor | None) -> bool:

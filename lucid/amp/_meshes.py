@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 import torch.distributed as dist
 
-from lucid.amp._torch import is_fsdp1_shard
+from lucid.amp._torch import is_distributed, is_fsdp1_shard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 _ACCEPTED = "a ProcessGroup, a DeviceMesh, a sequence of them, or {optimizer: one of these}"
 
-_AVAILABLE = dist.is_available()
-
 
 def running() -> bool:
     """Whether there are other processes to agree with."""
-    return _AVAILABLE and dist.is_initialized() and dist.get_world_size() > 1
+    return is_distributed() and dist.get_world_size() > 1
 
 
 def flatten(spread: Spread) -> tuple[Group, ...]:

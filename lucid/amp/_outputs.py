@@ -26,23 +26,16 @@ _MULTIPLIES_IN: dict[torch.dtype, tuple[torch.dtype, torch.dtype]] = {
 2**16 is infinite in float16, so a float16 output comes back as float32; bfloat16 would round the factor.
 """
 
-Multiply = Callable[[Tensor], Tensor]
+Factor = Callable[[Tensor], Tensor | None]
 
 
-def multiplied(output: Tensor, factor: Tensor) -> Tensor:
-    """Return ``output`` times a zero-dimensional float32 factor on its device, in the table's dtype."""
-    product, returned = _MULTIPLIES_IN[output.dtype]
-    if product is output.dtype:
-        return output * factor
-    return (output.to(product) * factor).to(returned)
-
-
-def mapped(outputs: Any, multiply: Multiply, path: str = "outputs") -> Any:
+def multiplied(outputs: Any, factor: Factor, path: str = "outputs") -> Any:
     """Return the same structure with every tensor multiplied; ``None`` stays, a generator becomes a list.
 
     Args:
         outputs: a tensor, or any nesting of lists, tuples, namedtuples and mappings (their values).
-        multiply: what is done to a tensor.
+        factor: returns what a tensor is multiplied by, zero-dimensional, float32, on its device; None for a tensor that
+            stays as it is.
         path: how messages name ``outputs``.
 
     Raises:
@@ -54,13 +47,19 @@ def mapped(outputs: Any, multiply: Multiply, path: str = "outputs") -> Any:
                 f"scale() takes float16, bfloat16, float32, float64 and complex tensors, but {path} is "
                 f"{outputs.dtype}. Scale the loss."
             )
-        return multiply(outputs)
+        number = factor(outputs)
+        if number is None:
+            return outputs
+        product, returned = _MULTIPLIES_IN[outputs.dtype]
+        if product is outputs.dtype:
+            return outputs * number
+        return (outputs.to(product) * number).to(returned)
     if outputs is None:
         return None
     if isinstance(outputs, Mapping):
-        return _mapping(outputs, multiply, path)
+        return _mapping(outputs, factor, path)
     if isinstance(outputs, list | tuple | Iterator):
-        items = [mapped(item, multiply, f"{path}[{index}]") for index, item in enumerate(outputs)]
+        items = [multiplied(item, factor, f"{path}[{index}]") for index, item in enumerate(outputs)]
         return _sequence(outputs, items)
     raise TypeError(
         f"scale() takes a tensor, or lists, tuples and dicts of tensors, but {path} is {outputs!r} of type "
@@ -76,8 +75,8 @@ def _sequence(outputs: Any, items: list[Any]) -> Any:
     return type(outputs)(items)
 
 
-def _mapping(outputs: Mapping[Any, Any], multiply: Multiply, path: str) -> Any:
-    items = {key: mapped(value, multiply, f"{path}[{key!r}]") for key, value in outputs.items()}
+def _mapping(outputs: Mapping[Any, Any], factor: Factor, path: str) -> Any:
+    items = {key: multiplied(value, factor, f"{path}[{key!r}]") for key, value in outputs.items()}
     if not isinstance(outputs, dict):
         # A copy might share the dict inside, and the user's own tensors would be replaced.
         return type(outputs)(items)  # type: ignore[call-arg]

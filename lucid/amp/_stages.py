@@ -39,19 +39,11 @@ class Turn:
         self.find = _reference(optimizer)
         self._type = type(optimizer)
         self.answer: bool | None = None
-        self.end()
-
-    def end(self) -> None:
-        """Be ready for another iteration."""
         self.called = False
         self.stage = Stage.READY
         self.by_step = False
         self.overflow: Any = False
         self.skipped = False
-
-    def stepped(self, skipped: bool) -> None:
-        """Note how its step ended."""
-        self.stage, self.skipped, self.answer = Stage.STEPPED, skipped, skipped
 
     def may_unscale(self) -> None:
         """Raise RuntimeError unless the gradients are still scaled."""
@@ -90,10 +82,13 @@ class Stages:
 
     An optimizer is the object itself, compared with ``is``. It is held weakly where it allows that, so that
     a scaler keeps none alive; the turn of an optimizer that is gone stays until ``clear``.
+
+    Attributes:
+        called: the turns that this iteration knows, in the order of the optimizers' first calls.
     """
 
     def __init__(self) -> None:
-        self._turns: list[Turn] = []
+        self.called: list[Turn] = []
         self._by_id: dict[int, Turn] = {}
 
     def of(self, optimizer: object) -> Turn:
@@ -104,12 +99,12 @@ class Stages:
             turn = self._met(optimizer)
         if not turn.called:
             turn.called = True
-            self._turns.append(turn)
+            self.called.append(turn)
         return turn
 
     def turns(self) -> list[Turn]:
-        """Return the turns of all optimizers that got beyond ready, in the order of their first calls."""
-        return [turn for turn in self._turns if turn.stage is not Stage.READY]
+        """Return the turns of all optimizers that got beyond ready."""
+        return [turn for turn in self.called if turn.stage is not Stage.READY]
 
     def in_progress(self) -> bool:
         """Whether any optimizer is between ready and the next ``clear``."""
@@ -117,11 +112,12 @@ class Stages:
 
     def clear(self) -> None:
         """Return every optimizer to ready; who was never stepped is forgotten."""
-        for turn in self._turns:
-            turn.end()
+        for turn in self.called:
+            turn.called = turn.by_step = turn.overflow = turn.skipped = False
+            turn.stage = Stage.READY
             if turn.answer is None:
                 self._by_id = {key: known for key, known in self._by_id.items() if known is not turn}
-        self._turns.clear()
+        self.called.clear()
 
     def answer(self, optimizer: object, skipped: bool) -> None:
         """Keep the answer about a step that belongs to no iteration."""

@@ -22,16 +22,16 @@ from lucid.amp._torch import by_device_and_dtype
 
 
 class Unscaling:
-    """The gradients of one iteration: those divided so far, and how the next ones are."""
+    """The gradients of one iteration: those divided so far, and how the next ones are.
+
+    Attributes:
+        divided: the gradients divided so far; once cleared, they may be divided again.
+    """
 
     def __init__(self, divisor: Divisor, consensus: Consensus) -> None:
         self._divisor = divisor
         self._consensus = consensus
-        self._divided = Seen()
-
-    def clear(self) -> None:
-        """Begin another iteration: what was divided may be divided again."""
-        self._divided.clear()
+        self.divided = Seen()
 
     def is_due(self, optimizer: Any, turn: Turn) -> bool:
         """Whether a step after ``unscale_`` must unscale: a step that raised did it, and there are new gradients.
@@ -43,7 +43,7 @@ class Unscaling:
         if not turn.by_step:
             return False
         try:
-            return bool(Gradients(optimizer, self._divided).fresh)
+            return bool(Gradients(optimizer, self.divided).fresh)
         except Exception:  # a refusal, which unscale tells the other ranks
             return True
 
@@ -56,8 +56,8 @@ class Unscaling:
             turn: its turn, which then is unscaled and knows the verdict.
             by_step: whether the optimizer is about to be stepped.
         """
-        groups = self._consensus.groups(optimizer)
-        gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self._divided)
+        groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
+        gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self.divided)
         in_kernel = by_step and _fused.divides(optimizer, gradients)
         if groups or in_kernel:
             reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
@@ -87,7 +87,7 @@ class Unscaling:
             gradients = self._collect(optimizer, groups, clipping.order)
             clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, self._consensus)
         else:
-            gradients = Gradients(optimizer, self._divided)
+            gradients = Gradients(optimizer, self.divided)
             chosen, others = clipping.split(optimizer, gradients)
             try:
                 clipped = _clip.clip_(chosen, others, gradients, self._divisor, clipping)
@@ -107,7 +107,7 @@ class Unscaling:
     def _collect(self, optimizer: Any, groups: Any, order: float | None = None) -> Gradients:
         """Find the gradients; before a refusal is raised the other ranks, who clip or step, are told."""
         try:
-            return Gradients(optimizer, self._divided)
+            return Gradients(optimizer, self.divided)
         except Exception as refusal:
             if order is not None:
                 self._consensus.measure(optimizer, groups, Poll(0.0, order), refusal, self._divisor.scale)
@@ -127,7 +127,8 @@ class Unscaling:
         self._mark(turn, gradients, overflow=True, by_step=False)
 
     def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor], by_step: bool) -> None:
-        gradients.commit(self._divided)
+        gradients.put_back()
+        self.divided.add(gradients.wholes, gradients.regions)
         turn.by_step = by_step
         turn.overflow = overflow
         turn.stage = Stage.UNSCALED
