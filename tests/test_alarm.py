@@ -6,9 +6,12 @@ from lucid.amp._alarm import Alarm
 from lucid.amp._schedule import ScaleUpdate
 
 
-def said(alarm: Alarm, index: int, scale: float, new_scale: float, overflow: bool = True) -> list[str]:
+def said(
+    alarm: Alarm, index: int, scale: float, new_scale: float, overflow: bool = True, given: bool = False
+) -> list[str]:
     """The messages after one update."""
-    return list(alarm.messages(ScaleUpdate(index, scale, new_scale, overflow, (overflow,)), lambda: ["head.weight"]))
+    update = ScaleUpdate(index, scale, new_scale, overflow, (overflow,))
+    return list(alarm.messages(update, lambda: ["head.weight"], given))
 
 
 def test_falling_below_one_is_said_once() -> None:
@@ -26,6 +29,13 @@ def test_falling_below_one_is_said_once() -> None:
 def test_a_scale_that_began_below_one_is_not_spoken_of() -> None:
     """Losses summed over a batch train well at 0.004: who starts there did not fall."""
     assert said(Alarm(), 0, 0.004, 0.002) == []
+
+
+def test_a_scale_that_was_set_did_not_fall() -> None:
+    """Who sets 0.25 knows of it; the next fall, from above 1 by an overflow, is spoken of."""
+    alarm = Alarm()
+    assert said(alarm, 0, 8.0, 0.25, given=True) == []
+    assert len(said(alarm, 1, 1.0, 0.5)) == 1
 
 
 def test_a_row_of_25_skips_is_said_once_with_its_beginning_and_the_names() -> None:

@@ -39,6 +39,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     ),
     "lucid.amp._clip": (
         "lucid.amp._torch",
+        "lucid.amp._memory",
         "lucid.amp._division",
         "lucid.amp._norms",
         "lucid.amp._gradients",

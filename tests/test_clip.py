@@ -6,6 +6,7 @@ The expected values are PyTorch's own clipping of gradients that never were scal
 import itertools
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -162,6 +163,19 @@ def test_parameters_restricts_the_norm_and_the_clipping() -> None:
     parameters, optimizer = owned(torch.tensor([24.0]), torch.tensor([320.0]))
     scaler = GradScaler(8.0)
     assert scaler.clip_grad_norm_(optimizer, 1.0, parameters=[parameters[0]]).item() == pytest.approx(3.0)
+    assert parameters[0].grad.item() == pytest.approx(1.0, rel=1e-5)
+    assert parameters[1].grad.item() == 40.0
+
+
+@pytest.mark.parametrize("view", [lambda gradient: gradient.detach(), lambda gradient: gradient.view(1, 1).T])
+def test_parameters_choose_memory_and_not_tensor_objects(view: Callable[[Tensor], Tensor]) -> None:
+    """Where another parameter's gradient is the same memory, choosing either one clips it: 3 to 1, once."""
+    parameters, optimizer = owned(torch.tensor([24.0]), torch.tensor([320.0]))
+    twin = Parameter(torch.zeros_like(view(parameters[0].grad)))
+    twin.grad = view(parameters[0].grad)
+    optimizer.add_param_group({"params": [twin]})
+    norm = GradScaler(8.0).clip_grad_norm_(optimizer, 1.0, parameters=[twin])
+    assert norm.item() == pytest.approx(3.0)
     assert parameters[0].grad.item() == pytest.approx(1.0, rel=1e-5)
     assert parameters[1].grad.item() == 40.0
 

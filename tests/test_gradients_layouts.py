@@ -235,6 +235,19 @@ def test_a_jagged_gradient_is_divided() -> None:
     assert parameter.grad.values().tolist() == [3.0] * 5
 
 
+def test_a_view_with_the_negative_bit_is_refused_by_name() -> None:
+    """The imaginary part of a conjugate is stored with the other sign: a TypeError that says how to resolve it."""
+    parameter, bystander = with_grad(torch.zeros(2)), with_grad(torch.full((3,), 8.0))
+    parameter.grad = torch.tensor([4 - 8j, 4 + 8j]).conj().imag
+    optimizer = Duck(bystander, parameter)
+    with pytest.raises(TypeError, match=r"parameter 1.*negative bit.*resolve_neg"):
+        GradScaler(4.0).unscale_(optimizer)
+    assert bystander.grad.tolist() == [8.0] * 3
+    parameter.grad = parameter.grad.resolve_neg()
+    GradScaler(4.0).unscale_(optimizer)
+    assert parameter.grad.tolist() == [2.0, -2.0]
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch was built without oneDNN")
 def test_a_layout_that_cannot_be_divided_is_refused_by_name() -> None:
     """An opaque layout is a TypeError that names it and the way out."""

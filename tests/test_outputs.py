@@ -12,6 +12,7 @@ import pytest
 import reference
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from values import WITHOUT_FLOAT64, bits, numbers, same
 
 from lucid.amp import GradScaler
@@ -300,6 +301,14 @@ def test_a_validation_pass_in_inference_mode_may_come_first() -> None:
     scaler.scale(leaf.sum()).backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [8.0, 8.0]
+
+
+def test_a_first_use_under_fake_tensors_leaves_none_behind() -> None:
+    """Who estimates memory with fake tensors first trains with real ones afterwards: 3 · 8 = 24."""
+    scaler = GradScaler(8.0)
+    with FakeTensorMode():
+        assert type(scaler.scale(torch.ones(2))) is FakeTensor
+    assert scaler.scale(torch.tensor([3.0])).tolist() == [24.0]
 
 
 def test_a_first_use_inside_a_capture_is_refused(device: torch.device) -> None:

@@ -31,19 +31,20 @@ class Alarm:
         self._row = 0
         self._next = 0
 
-    def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]]) -> list[str]:
+    def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]], given: bool = False) -> list[str]:
         """Return what there is to say after an update.
 
         Args:
             update: the update that was just made.
             names: returns the parameters whose gradients were not finite at the last skip.
+            given: whether the user set the new scale: then it did not fall.
         """
         if not update.overflow:
             return []
         self._row = self._row + 1 if update.index == self._next else 1
         self._next = update.index + 1
         messages = []
-        if update.new_scale < 1.0 <= update.scale and not self._said_low:
+        if update.new_scale < 1.0 <= update.scale and not given and not self._said_low:
             self._said_low = True
             messages.append(_LOW.format(scale=update.new_scale))
         if self._row == ROW:

@@ -21,6 +21,7 @@ from lucid.amp import _division, _norms, _torch
 from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import DIVIDES_IN, Divisor
 from lucid.amp._gradients import Gradients
+from lucid.amp._memory import region
 from lucid.amp._shares import Part, Shares
 from lucid.amp._torch import Bucket, by_device_and_dtype
 
@@ -60,8 +61,8 @@ class Clipping:
             return tensors, []
         self._check(optimizer)
         asked = {id(parameter) for parameter in self.parameters}
-        chosen = {id(tensor) for parameter, tensor in gradients.pairs if id(parameter) in asked}
-        return [t for t in tensors if id(t) in chosen], [t for t in tensors if id(t) not in chosen]
+        chosen = {region(tensor) for parameter, tensor in gradients.pairs if id(parameter) in asked and tensor.numel()}
+        return [t for t in tensors if region(t) in chosen], [t for t in tensors if region(t) not in chosen]
 
     def _check(self, optimizer: Any) -> None:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

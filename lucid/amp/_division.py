@@ -43,6 +43,9 @@ class Factors:
         if factor is None:
             self.make(device, dtype)
             factor = self._tensors[device, dtype]
+            if type(factor) is not Tensor:
+                # A fake one serves the fake tensors that it was made beside, and nothing later.
+                del self._tensors[device, dtype]
         return factor
 
     @_torch.constant_when_traced

@@ -116,8 +116,10 @@ class Events:
         """Whether a gradient is the very tensor that an earlier skip left: what made it infinite may be older."""
         return any(self._left_over.get(id(one.tensor)) is weakref.ref(one.tensor) for one in gradients)
 
-    def _note_update(self, scale: float, new_scale: float, overflow: bool, skipped: tuple[bool, ...]) -> None:
-        """Keep what an update did, and tell those who listen."""
+    def _note_update(
+        self, scale: float, new_scale: float, overflow: bool, skipped: tuple[bool, ...], given: bool
+    ) -> None:
+        """Keep what an update did, and tell those who listen; ``given`` if the user set the new scale."""
         self._scaled.clear()
         self._last_update = (self._updates, scale, new_scale, overflow, skipped)
         self._updates += 1
@@ -125,11 +127,11 @@ class Events:
             self._left_over.clear()
         if overflow or self._update_hooks:
             update = self._last_update = ScaleUpdate(*self._last_update)
-            self._tell_updated(update)
+            self._tell_updated(update, given)
 
-    def _tell_updated(self, update: ScaleUpdate) -> None:
+    def _tell_updated(self, update: ScaleUpdate, given: bool) -> None:
         try:
-            for message in self._alarm.messages(update, self._names_not_finite):
+            for message in self._alarm.messages(update, self._names_not_finite, given):
                 warnings.warn(message, stacklevel=4)
         finally:  # where warnings are errors, too
             for hook in list(self._update_hooks.values()):

@@ -256,7 +256,7 @@ class GradScaler(Settings, Events):
         self._stages.clear()
         self._unscaling.divided.clear()
         self._stand(after)
-        self._note_update(now.scale, after.scale, overflow, tuple(skipped))
+        self._note_update(now.scale, after.scale, overflow, tuple(skipped), given is not None)
 
     def _factor(self, output: Tensor) -> Tensor:
         """Return the scale on an output's device, and remember the output."""

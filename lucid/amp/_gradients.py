@@ -30,6 +30,10 @@ _NO_COMPLEX = (
 )
 _NO_OTHER = (TypeError, "Only bfloat16, float32 and float64 gradients are unscaled. Convert the parameter")
 _NO_LAYOUT = (TypeError, "Values of this layout cannot be divided in place. Make the gradient dense (.to_dense())")
+_NO_NEGATIVE_BIT = (
+    TypeError,
+    "It is a view with the negative bit, stored with the other sign. Give the parameter .resolve_neg() of it",
+)
 _REFUSED: dict[torch.dtype, tuple[type[Exception], str]] = {
     torch.float16: _NO_FLOAT16,
     torch.complex32: _NO_COMPLEX,
@@ -123,6 +127,8 @@ class Gradients:
         values = _strided(whole)
         if values is None:
             raise _refusal(optimizer, parameter, whole, _NO_LAYOUT)
+        if values.is_neg():
+            raise _refusal(optimizer, parameter, whole, _NO_NEGATIVE_BIT)
         return values
 
     def _sort(self, optimizer: Any, found: list[Tensor], seen: _memory.Seen, regions: list[_memory.Region]) -> None:

@@ -154,12 +154,11 @@ def loaded(state_dict: object) -> tuple[Schedule, Standing]:
             "the state dict is empty: a disabled torch.amp.GradScaler saves that. Start with a fresh scaler instead "
             "of loading it, or load it into a disabled one."
         )
-    values: dict[Any, Any] = {_KEYS.get(key, key): value for key, value in state_dict.items()}
-    expected = set(_KEYS.values())
+    values: dict[Any, Any] = {_NAMES.get(key, key): value for key, value in state_dict.items()}
     if len(values) < len(state_dict):
         raise ValueError("the state dict holds both 'growth_tracker' and '_growth_tracker'. Nothing was loaded.")
-    _refuse_keys("misses", expected - values.keys())
-    _refuse_keys("holds unknown keys:", values.keys() - expected)
+    _refuse_keys("misses", [key for key, name in _NAMES.items() if name not in values])
+    _refuse_keys("holds unknown keys:", values.keys() - set(_NAMES.values()))
     for name in ("growth_interval", "growth_tracker"):
         values[name] = _whole_if_equal(values[name])
     standing = Standing(scale("scale", values.pop("scale")), growth_tracker(values.pop("growth_tracker")))
@@ -172,14 +171,14 @@ def _refuse_keys(how: str, keys: Collection[object]) -> None:
         raise ValueError(f"the state dict {how} {names}. Pass what state_dict() returned. Nothing was loaded.")
 
 
-_KEYS: dict[Any, str] = {
+_NAMES: dict[Any, str] = {
     "scale": "scale",
     "growth_factor": "growth_factor",
     "backoff_factor": "backoff_factor",
     "growth_interval": "growth_interval",
-    "growth_tracker": "growth_tracker",
     "_growth_tracker": "growth_tracker",
 }
+"""The key under which PyTorch saves a value → how it is called here; both are read."""
 
 
 def _whole_if_equal(value: object) -> Any:
