@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid.amp import _norms
+from lucid.amp import _norms, _torch
 from lucid.amp._torch import by_device_and_dtype
 
 
@@ -43,6 +43,22 @@ def test_shapes_and_strides(device: torch.device) -> None:
     base = torch.randn(40, 50, device=device)
     tensors = [base.T, base[::3, ::7], base[0, 0], base[:, 4], torch.randn(200, 200, device=device).T]
     assert total(tensors, 2.0) == pytest.approx(exact(tensors, 2.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_large_tensors_are_measured_in_one_launch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the processor large tensors share the batched norm, those with gaps excepted; the total is the same."""
+    monkeypatch.setattr(_norms, "_DOTS_ON", set())
+    torch.manual_seed(0)
+    base = torch.randn(300, 400, dtype=dtype)
+    tensors = [torch.randn(_norms._BLOCK + 3, dtype=dtype), base.T, base[:, ::2], torch.randn(5, dtype=dtype)]
+    launched: list[int] = []
+    norms = _torch.norms
+    monkeypatch.setattr(_torch, "norms", lambda group, *rest: launched.append(len(group)) or norms(group, *rest))
+    assert total(tensors, 2.0) == pytest.approx(exact(tensors, 2.0), rel=1e-5)
+    assert launched == [2]
+    tensors[0][7] = math.inf
+    assert not math.isfinite(total(tensors, 2.0))
 
 
 def test_many_small_tensors_beyond_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

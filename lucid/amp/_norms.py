@@ -24,6 +24,11 @@ _BLOCK = 2**20
 """Elements of one product: float32 adds this many squares with an error below 1e-5."""
 
 
+_DOTS_ON = {"cpu"}
+"""Where a vector's product with itself reads fastest. Elsewhere launches count: all large tensors share the batched norm.
+"""
+
+
 def is_additive(order: float) -> bool:
     """Whether a norm of this order is made of powers that add up (or of a largest magnitude)."""
     return order > 0
@@ -91,18 +96,28 @@ def _shrunk_power(group: list[Tensor], divisor: Tensor, order: float) -> float:
 
 def _squares(bucket: list[Tensor]) -> Iterator[Tensor]:
     sizes = list(map(Tensor.numel, bucket))
-    small = bucket
+    small, large = bucket, []
     if max(sizes) >= _SMALL:
-        small = []
-        for tensor, size in zip(bucket, sizes, strict=True):
-            if size < _SMALL:
-                small.append(tensor)
-            elif is_gapless(tensor):
-                yield from _dots(tensor.as_strided((size,), (1,)))
-            else:
-                yield torch.linalg.vector_norm(tensor).square()
+        sized = list(zip(bucket, sizes, strict=True))
+        small = [tensor for tensor, size in sized if size < _SMALL]
+        large = [tensor for tensor, size in sized if size >= _SMALL]
+    yield from _squares_of_large(large)
     for group in pieces(small):
         yield from _dots(_torch.joined(group))
+
+
+def _squares_of_large(tensors: list[Tensor]) -> Iterator[Tensor]:
+    gapless = []
+    for tensor in tensors:
+        if is_gapless(tensor):
+            gapless.append(tensor)
+        else:
+            yield torch.linalg.vector_norm(tensor).square()
+    if gapless and gapless[0].device.type not in _DOTS_ON:
+        yield torch.stack(list(_torch.norms(gapless, 2.0))).square().sum()
+        return
+    for tensor in gapless:
+        yield from _dots(tensor.as_strided((tensor.numel(),), (1,)))
 
 
 def _dots(vector: Tensor) -> Iterator[Tensor]:
@@ -112,12 +127,7 @@ def _dots(vector: Tensor) -> Iterator[Tensor]:
 
 
 def _from_norms(bucket: list[Tensor], order: float) -> Tensor:
-    dtype = DIVIDES_IN[bucket[0].dtype]
-    if dtype is bucket[0].dtype:
-        norms = list(_torch.norms(bucket, order))
-    else:
-        norms = [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in bucket]
-    stacked = torch.stack(norms)
+    stacked = torch.stack(list(_torch.norms(bucket, order, DIVIDES_IN[bucket[0].dtype])))
     return stacked.amax() if order == math.inf else stacked.pow(order).sum()
 
 

@@ -156,12 +156,12 @@ def joined(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def norms(tensors: list[Tensor], order: float) -> Sequence[Tensor]:
-    """Return each tensor's vector norm of that order, zero-dimensional, in the tensor's dtype."""
+def norms(tensors: list[Tensor], order: float, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
+    """Return each tensor's vector norm of that order, zero-dimensional; in a wider dtype, if one is given."""
     if PRIVATE["_foreach_norm"] is not None:
-        result: Sequence[Tensor] = PRIVATE["_foreach_norm"](tensors, order)
+        result: Sequence[Tensor] = PRIVATE["_foreach_norm"](tensors, order, dtype)
         return result
-    return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
+    return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
 
 
 def has_step_pre_hooks(optimizer: object) -> bool:
