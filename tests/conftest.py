@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--public-torch", action="store_true", help="hide PyTorch's private names from the package")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the number of examples; refuse a device that is not there, which would test nothing."""
     for name in config.getoption("--device") or ():
@@ -44,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--public-torch"):
         hidden.hide()
     settings.load_profile("long" if config.getoption("--long") else "ci")
+    if config.getoption("--long"):
+        config.option.timeout = 0.0  # pytest-timeout's word for none
     # Said once a process on a machine without an accelerator, to whichever test comes first.
     # tests/test_metal.py asserts it with pytest.warns.
     config.addinivalue_line("filterwarnings", 'ignore:"metal" is the CPU:UserWarning')

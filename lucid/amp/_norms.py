@@ -25,8 +25,7 @@ _BLOCK = 2**20
 
 
 _DOTS_ON = {"cpu"}
-"""Where a vector's product with itself reads fastest. Elsewhere launches count: all large tensors share the batched norm.
-"""
+"""Where a vector's product with itself reads fastest. Elsewhere launches count: large ones share the batched norm."""
 
 
 def is_additive(order: float) -> bool:
