@@ -229,6 +229,7 @@ def _awaiting(scope: autocast, body: Any) -> Generator[Any, Any, Any]:
 
 def _for_generators(scope: autocast, func: Callable[..., Any]) -> Callable[..., Any]:
     def decorated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        """Yield what the generator yields, with the scope in each of its steps."""
         return (yield from _stepwise(scope, func(*args, **kwargs)))
 
     return decorated
@@ -236,6 +237,7 @@ def _for_generators(scope: autocast, func: Callable[..., Any]) -> Callable[..., 
 
 def _for_coroutines(scope: autocast, func: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     async def decorated(*args: Any, **kwargs: Any) -> Any:
+        """Await the coroutine, with the scope while it runs."""
         return await _awaiting(scope, func(*args, **kwargs))
 
     return decorated
@@ -243,6 +245,7 @@ def _for_coroutines(scope: autocast, func: Callable[..., Awaitable[Any]]) -> Cal
 
 def _for_async_generators(scope: autocast, func: Callable[..., Any]) -> Callable[..., Any]:
     async def decorated(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        """Yield what the asynchronous generator yields, with the scope while it runs."""
         body = func(*args, **kwargs)
         step = body.asend(None)
         while True:

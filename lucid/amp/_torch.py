@@ -55,6 +55,7 @@ def without_grad(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        """Call it with gradients off, and put back what was."""
         switch = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled
         before = torch.is_grad_enabled()
         switch(False)

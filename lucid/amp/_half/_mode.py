@@ -168,6 +168,7 @@ def _flushed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         return args, kwargs
 
     def cast(tensor: Tensor) -> Tensor:
+        """Return what autocast would hand to the operator."""
         kind = tensor.device.type
         if tensor.dtype not in CASTABLE or not torch.is_autocast_enabled(kind):
             return tensor

@@ -91,6 +91,7 @@ def faster(dtype: torch.dtype) -> dict[str, str]:
     picked: dict[str, str] = {}
 
     def measure() -> None:
+        """Time both ways for each kind."""
         picked.update({kind: _picked(make, dtype) for kind, make in zip(KINDS, _STEPS, strict=True)})
 
     # A thread of its own is in nobody's scope, mode or hook.

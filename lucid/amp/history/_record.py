@@ -55,6 +55,7 @@ def logger(target: Any) -> Callable[[Record], None]:
     if hasattr(target, "add_scalar"):
 
         def add_scalars(record: Record) -> None:
+            """Hand each number of the record to the writer."""
             for name, number in _scalars(record).items():
                 target.add_scalar(name, number, record.step)
 

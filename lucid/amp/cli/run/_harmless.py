@@ -17,6 +17,7 @@ def harmless(method: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the method, and note what it raises."""
         try:
             method(*args, **kwargs)
         except Exception as error:

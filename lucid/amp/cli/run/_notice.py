@@ -59,6 +59,7 @@ class Notice:
     def _noticing_scaler(self, construct: Any) -> Any:
         @functools.wraps(construct)
         def constructed(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            """Construct it, and tell of it once."""
             construct(scaler, *args, **kwargs)
             if self._is_new(scaler):
                 self.on_scaler(scaler)
@@ -70,6 +71,7 @@ class Notice:
 
         @functools.wraps(call)
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            """Call it, and meet the outermost module of the script's own thread."""
             # What is compiled is traced as it stands, without us in it.
             if self._inside or torch.compiler.is_compiling() or threading.get_ident() != main:
                 return call(module, *args, **kwargs)

@@ -167,6 +167,7 @@ def _print_without_us(error: BaseException) -> None:
     hook = sys.excepthook
 
     def print_theirs(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        """Print what is raised as the interpreter does, this error from the script's first frame on."""
         if value is error:
             trace = theirs
             value = value.with_traceback(theirs)
