@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from clock import seconds
 from torch.nn import Parameter
 
 from lucid.amp import GradScaler
@@ -38,17 +38,6 @@ def iteration(scaler: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor)
     return run
 
 
-def microseconds(function: Callable[[], object], device: torch.device) -> float:
-    """How long one call takes until the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - begin) * 1e6
-
-
 def measured(kind: str, pairs: int, device: torch.device) -> dict[str, Any]:
     """Time the three in turn and return medians in microseconds."""
     parameters = [Parameter(torch.zeros(shape, device=device)) for shape in ((4, 4), (4,))]
@@ -64,7 +53,7 @@ def measured(kind: str, pairs: int, device: torch.device) -> dict[str, Any]:
     times: list[list[float]] = [[], [], []]
     for round_ in range(pairs + 50):
         for run, taken in zip(runs, times, strict=True):
-            elapsed = microseconds(run, device)
+            elapsed = seconds(run, device) * 1e6
             if round_ >= 50:
                 taken.append(elapsed)
     bare, theirs, ours = times

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from clock import seconds
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
@@ -165,9 +165,7 @@ class WithLucid(Rival):
 def milliseconds(function: Callable[[], None], device: torch.device) -> float:
     """How long a call takes until the device is done."""
     if device.type != "cuda":
-        begin = time.perf_counter()
-        function()
-        return (time.perf_counter() - begin) * 1e3
+        return seconds(function, device) * 1e3
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from clock import seconds
 from torch.nn import Parameter
 
 from lucid.amp import GradScaler
@@ -31,17 +31,6 @@ class Still(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """Do nothing."""
-
-
-def seconds(function: Callable[[], object], device: torch.device) -> float:
-    """How long a call takes until the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
 
 
 def timed(sizes: list[int], device: torch.device, repeats: int = 7) -> tuple[float, float]:
