@@ -5,7 +5,10 @@ scaler, lucid's, float32 without a scaler, and the optimizer's step alone, which
 medians, and the medians of pairwise ratios: of whole times, and of what the scalers add to the step alone. On CUDA it
 also prints how many bytes a second the gradients' passes come to, against a device-to-device copy.
 
+With ``--out`` it draws both scalers' times over those without a scaler.
+
 usage: python benchmarks/gradient_path.py [--device cuda] [--pairs N] [--set NAME ...] [--optimizer NAME ...] [--json]
+                                          [--out FILE.png]
 """
 
 from __future__ import annotations
@@ -234,14 +237,36 @@ def reach(row: Row) -> str:
     return f"{3 * 4 * elements / (row.lucid_ms - row.step_ms) / 1e9:.2f}" if row.lucid_ms > row.step_ms else ""
 
 
+def draw(measured_rows: list[Row], path: str, title: str) -> None:
+    """Bars of both scalers' times over float32's without a scaler, with clipping and without."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 6), layout="constrained", sharey=True)
+    for axis, clip in zip(axes, (True, False), strict=True):
+        chosen = [row for row in measured_rows if row.clip is clip][::-1]
+        places = range(len(chosen))
+        theirs = [row.torch_over_lucid * row.lucid_over_none for row in chosen]
+        axis.barh([place + 0.2 for place in places], theirs, 0.38, color="#c9a227", label="PyTorch's scaler")
+        ours = [row.lucid_over_none for row in chosen]
+        axis.barh([place - 0.2 for place in places], ours, 0.38, color="#2a6f97", label="lucid's scaler")
+        axis.axvline(1.0, color="black", linewidth=1, label="float32 without a scaler")
+        axis.set_yticks(places, [f"{row.tensors}, {row.optimizer}" for row in chosen])
+        axis.set_xlabel(f"{'clip and step' if clip else 'step'}: time over float32's without a scaler")
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].legend(loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--pairs", type=int, default=15, help="how often each way is timed")
     parser.add_argument("--set", action="append", choices=list(SETS), help="may be repeated")
     parser.add_argument("--optimizer", action="append", choices=list(OPTIMIZERS), help="may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--out", default=None, help="draw into this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if not arguments.json:
@@ -249,13 +274,21 @@ def main() -> None:
         if device.type == "cuda":
             print(f"{torch.cuda.get_device_name(device)}; a device-to-device copy: {bandwidth(device):.2f} TB/s")
         print(HEAD.format(*TITLES))
+    found = []
     for row in rows(arguments, device):
+        found.append(row)
         if arguments.json:
             print(json.dumps(row._asdict()), flush=True)
         else:
             on_cuda = device.type == "cuda" and row.clip
             rate = reach(row) if on_cuda else ""
             print(LINE.format(*row[:2], "yes" if row.clip else "no", *row[3:], rate), flush=True)
+    if arguments.out:
+        draw(
+            found,
+            arguments.out,
+            f"What loss scaling costs at the end of an iteration ({device}, torch {torch.__version__})",
+        )
 
 
 if __name__ == "__main__":
