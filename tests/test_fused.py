@@ -49,6 +49,25 @@ def counted(optimizer: Any) -> list[str]:
     return calls
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+def test_a_factor_that_another_scaler_left_is_refused(make: Callable[..., Any], name: str, unscaled: bool) -> None:
+    """Its kernel would divide once more, or leave the step out in silence: nothing happens until it is deleted."""
+    parameter = weight([8.0])
+    optimizer, scaler = make([parameter]), GradScaler(8.0)
+    setattr(optimizer, name, torch.ones(()))
+    if unscaled:
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match=rf"{name}.*del optimizer\.{name}"):
+        scaler.step(optimizer)
+    assert parameter.grad.item() == (1.0 if unscaled else 8.0)
+    assert parameter.item() == 1.0
+    delattr(optimizer, name)
+    scaler.step(optimizer)
+    assert parameter.grad.item() == 1.0
+    assert parameter.item() < 1.0
+
+
 def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors are divided outside a kernel, call by call."""
     calls: list[int] = []

@@ -36,12 +36,24 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
         _is_worthwhile(gradients.fresh)
         and _torch.step_is_stock(optimizer)
         and not _torch.has_step_pre_hooks(optimizer)
-        and not hasattr(optimizer, "grad_scale")
         and all(group.get("fused") for group in optimizer.param_groups)
         and len(gradients.fresh) == len(gradients.values)
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
         and all(_proved(kind, device.type, dtype) for device, dtype, _ in gradients.buckets)
     )
+
+
+def refuse_left_over(optimizer: Any) -> None:
+    """Refuse to step an optimizer whose kernel another scaler told to divide, or to leave the step out.
+
+    PyTorch's scaler takes both away after a step, but not after one that raised.
+    """
+    for name in ("grad_scale", "found_inf"):
+        if _torch.step_takes_factor(optimizer) and getattr(optimizer, name, None) is not None:
+            raise RuntimeError(
+                f"this {type(optimizer).__name__} has a {name} that another scaler left: its kernel would divide once "
+                f"more, or leave the step out in silence. Call step() again after: del optimizer.{name}"
+            )
 
 
 def _is_worthwhile(tensors: list[torch.Tensor]) -> bool:

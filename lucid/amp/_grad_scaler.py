@@ -205,8 +205,9 @@ class GradScaler(Settings, Events):
             What ``optimizer.step`` returned, or None when the step was skipped.
 
         Raises:
-            RuntimeError: ``step`` already ran for it since the last ``update``, or a closure was given: it would run
-                ``backward`` again, and nobody would unscale those gradients.
+            RuntimeError: ``step`` already ran for it since the last ``update``; or a closure was given: it would run
+                ``backward`` again, and nobody would unscale those gradients; or another scaler left a fused optimizer
+                its factor.
             ValueError, NotImplementedError, TypeError: as ``unscale_``, if the gradients still need unscaling.
         """
         if not self._enabled:
@@ -217,6 +218,8 @@ class GradScaler(Settings, Events):
             _stages.refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
         due = turn.stage is Stage.READY or self._unscaling.is_due(optimizer, turn)
+        if hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"):
+            _fused.refuse_left_over(optimizer)
         reading = self._unscaling.unscale(optimizer, turn, by_step=True) if due else None
         if self._unscaling.overflowed(turn):
             self._skip(optimizer, turn)
