@@ -33,6 +33,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "lucid.amp._reading": ("lucid.amp._torch", "lucid.amp._division", "lucid.amp._norms"),
     "lucid.amp._fused": (
         "lucid.amp._torch",
+        "lucid.amp._memory",
         "lucid.amp._division",
         "lucid.amp._gradients",
         "lucid.amp._reading",

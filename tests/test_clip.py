@@ -180,6 +180,32 @@ def test_parameters_choose_memory_and_not_tensor_objects(view: Callable[[Tensor]
     assert parameters[1].grad.item() == 40.0
 
 
+@pytest.mark.parametrize(
+    ("gradients", "scale", "order"),
+    [
+        ([torch.tensor(8.0)] * 2000, 4.0, 0.01),
+        ([torch.full((4,), 1.6e308, dtype=torch.float64)], 1.0, 2.0),
+        ([torch.full((4,), 1.6e308, dtype=torch.float64), torch.ones(3, dtype=torch.float32)], 1.0, 2.0),
+        ([torch.full((4,), 8.0)], 4.0, 0.001),
+    ],
+)
+def test_a_norm_beyond_every_number_clips_to_nothing(gradients: list[Tensor], scale: float, order: float) -> None:
+    """The gradients are finite, so the step lands; max_norm over an infinite norm is 0, as in PyTorch's clipping."""
+    parameters, optimizer = owned(*gradients)
+    scaler = GradScaler(scale)
+    assert scaler.clip_grad_norm_(optimizer, 1.0, order).item() == math.inf
+    assert all(not parameter.grad.any() for parameter in parameters)
+    scaler.step(optimizer)
+    assert not scaler.step_was_skipped(optimizer)
+
+
+def test_an_infinite_bound_clips_no_infinite_norm() -> None:
+    """No bound was asked for: the gradients are unscaled, whatever their norm."""
+    parameters, optimizer = owned(torch.full((4,), 1.6e308, dtype=torch.float64))
+    assert GradScaler(1.0).clip_grad_norm_(optimizer, math.inf).item() == math.inf
+    assert parameters[0].grad.eq(1.6e308).all()
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_no_parameters_are_none(enabled: bool) -> None:
     """An empty list restricts the clipping to nothing, enabled or not: the norm is 0 and the gradient as it was."""

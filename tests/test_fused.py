@@ -68,6 +68,17 @@ def test_a_factor_that_another_scaler_left_is_refused(make: Callable[..., Any], 
     assert parameter.item() < 1.0
 
 
+def test_a_kernel_that_would_walk_over_gaps_does_not_divide(make: Callable[..., Any]) -> None:
+    """The kernels take memory as it comes: columns of one matrix are divided before, and what lies between is not."""
+    buffer = torch.full((50, 3), 8.0)
+    parameters = [torch.nn.Parameter(torch.zeros(50)) for _ in range(2)]
+    for column, parameter in enumerate(parameters):
+        parameter.grad = buffer[:, column]
+    GradScaler(4.0).step(make(parameters))
+    assert buffer[:, :2].eq(2.0).all()
+    assert buffer[:, 2].eq(8.0).all()
+
+
 def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors are divided outside a kernel, call by call."""
     calls: list[int] = []

@@ -292,6 +292,25 @@ def test_an_optimizer_that_raised_can_be_stepped_again(unscaled: bool) -> None:
     assert scaler.step_was_skipped(optimizer) is False
 
 
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_an_update_inside_a_step_ends_the_iteration(rounds: int) -> None:
+    """A hook after the step may call update(): the step landed, and the optimizer is ready again, at any iteration."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), GradScaler(4.0)
+    for _ in range(rounds):
+        weight.grad = torch.tensor([8.0])
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.register_step_post_hook(lambda *_: scaler.update())
+    for call in range(1, 4):
+        weight.grad = torch.tensor([8.0])
+        scaler.step(optimizer)
+        assert weight.item() == -2.0 * (rounds + call)
+        assert not scaler.step_was_skipped(optimizer)
+        assert not scaler._stages.in_progress()
+    assert scaler.state_dict()["_growth_tracker"] == rounds + 3
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_new_backward_after_an_optimizer_raised_is_divided(fused: bool) -> None:
     """A loop that was interrupted and runs again: its gradients are new, and are not used 65536 times too big."""

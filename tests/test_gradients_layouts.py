@@ -248,6 +248,26 @@ def test_a_view_with_the_negative_bit_is_refused_by_name() -> None:
     assert parameter.grad.tolist() == [2.0, -2.0]
 
 
+def test_one_number_with_the_negative_bit_is_refused_too() -> None:
+    """It has no gaps to be known by; a bystander of another dtype is not divided first."""
+    parameter, bystander = with_grad(torch.zeros(1)), with_grad(torch.full((3,), 8.0, dtype=torch.float64))
+    parameter.grad = torch.tensor([4 - 8j]).conj().imag
+    with pytest.raises(TypeError, match=r"parameter 1.*negative bit.*resolve_neg"):
+        GradScaler(4.0).unscale_(Duck(bystander, parameter))
+    assert bystander.grad.tolist() == [8.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_gradient_of_strided_layout_is_divided() -> None:
+    """Parts of different shapes in one memory, beside a plain gradient of another dtype."""
+    parameter = torch.nn.Parameter(torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)]))
+    parameter.to_padded_tensor(0.0).mul(8.0).sum().backward()
+    beside = with_grad(torch.full((3,), 8.0, dtype=torch.float64))
+    GradScaler(4.0).unscale_(Duck(beside, parameter))
+    assert [part.unique().tolist() for part in parameter.grad.unbind()] == [[2.0], [2.0]]
+    assert beside.grad.tolist() == [2.0] * 3
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch was built without oneDNN")
 def test_a_layout_that_cannot_be_divided_is_refused_by_name() -> None:
     """An opaque layout is a TypeError that names it and the way out."""

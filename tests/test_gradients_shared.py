@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid.amp import GradScaler
+from lucid.amp import GradScaler, _memory
 
 
 def parameter(gradient: Tensor) -> torch.nn.Parameter:
@@ -73,6 +73,23 @@ def test_a_third_optimizer_without_it_steps() -> None:
         scaler.step(optimizer)
     assert [scaler.step_was_skipped(optimizer) for optimizer in optimizers] == [True, True, False]
     assert own.item() == -3.0
+
+
+def test_optimizers_that_share_nothing_are_told_apart_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many optimizers in one iteration each is looked up, and compared with no other's gradients one by one."""
+    buffer = torch.full((40,), 12.0)
+    optimizers = [sgd(parameter(buffer[begin : begin + 4])) for begin in range(0, 40, 4)]
+    scaler = GradScaler(4.0)
+    monkeypatch.setattr(_memory, "region", None)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    assert buffer.eq(3.0).all()
+    monkeypatch.undo()
+    twin = sgd(parameter(buffer[4:8]))
+    scaler.step(twin)
+    assert buffer.eq(3.0).all()
+    with pytest.raises(ValueError, match="overlap in part"):
+        scaler.step(sgd(parameter(buffer[6:10])))
 
 
 def test_a_wrapper_of_an_unscaled_optimizer_divides_nothing() -> None:

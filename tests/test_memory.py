@@ -97,10 +97,15 @@ def test_a_transposed_view_is_the_same_memory() -> None:
     assert _memory.region(matrix) == _memory.region(matrix.T) == _memory.region(matrix.view(-1))
 
 
+def spans(*tensors: Tensor) -> _memory.Spans:
+    """Where contiguous tensors begin and end."""
+    begins = [tensor.data_ptr() for tensor in tensors]
+    return begins, [begin + tensor.nbytes for begin, tensor in zip(begins, tensors, strict=True)]
+
+
 def are_apart(tensors: list[Tensor]) -> bool:
     """What the quick look says of contiguous tensors."""
-    begins = [tensor.data_ptr() for tensor in tensors]
-    return _memory.are_apart(begins, [begin + tensor.nbytes for begin, tensor in zip(begins, tensors, strict=True)])
+    return _memory.are_apart(spans(*tensors))
 
 
 @given(st.lists(views().filter(lambda view: view.is_contiguous() and view.numel() > 0), max_size=4))
@@ -222,6 +227,53 @@ def test_a_tensor_that_was_moved_leaves_its_old_memory() -> None:
     tensor.data = torch.ones(3)
     assert seen.has(tensor, _memory.region(tensor))
     assert not seen.has(storage, _memory.region(storage))
+
+
+def test_what_lies_apart_is_known_to_at_a_glance() -> None:
+    """Neighbours are apart; the tensor itself, a twin of its memory and an overlap on either side are not."""
+    buffer = torch.zeros(12)
+    seen = Seen()
+    for part in (buffer[2:4], buffer[8:10]):
+        seen.add([part], spans(part))
+        apart = [buffer[:2], buffer[4:6], buffer[6:8], buffer[10:]]
+        assert seen.has_none_of(apart, spans(*apart))
+        for other in (
+            part,
+            part.view(2),
+            buffer[part.storage_offset() :][1:3],
+            buffer[part.storage_offset() - 1 :][:2],
+        ):
+            assert not seen.has_none_of([*apart, other], spans(*apart, other))
+    assert not seen.has_none_of([buffer], spans(buffer))
+    seen.clear()
+    assert seen.has_none_of([buffer], spans(buffer))
+
+
+def test_what_is_gone_leaves_its_place_to_others() -> None:
+    """Freed memory, and the address of a freed object, may come again: a thousand tensors of one memory, in turn."""
+    seen, storage, addresses = Seen(), torch.zeros(3), set()
+    for _ in range(1000):
+        tensor = storage.view(3)
+        addresses.add(id(tensor))
+        assert seen.has_none_of([tensor], spans(tensor))
+        seen.add([tensor], spans(tensor))
+        assert not seen.has_none_of([tensor], spans(tensor))
+        del tensor
+    assert len(addresses) < 1000, "no address was used again, so nothing was shown"
+
+
+def test_a_known_tensor_that_was_moved_is_known() -> None:
+    """After ``tensor.data = ...`` it lies elsewhere, apart from all, and is the same tensor still."""
+    tensor, seen = torch.zeros(3), Seen()
+    seen.add([tensor], spans(tensor))
+    tensor.data = torch.ones(3)
+    assert not seen.has_none_of([tensor], spans(tensor))
+
+
+def test_beside_regions_nothing_is_told_at_a_glance() -> None:
+    """Where anything was added by its region, the long way is asked."""
+    tensor, other = torch.zeros(3), torch.zeros(3)
+    assert not remembered(tensor).has_none_of([other], spans(other))
 
 
 class Wrapper(Tensor):

@@ -51,7 +51,9 @@ class Clipping:
         self.parameters = None if parameters is None else list(parameters)
 
     def coefficient(self, norm: float) -> float:
-        """Return what the true gradients are multiplied by."""
+        """Return what the true gradients, all of them finite, are multiplied by."""
+        if norm == self.max_norm == math.inf:
+            return 1.0
         return min(1.0, self.max_norm / (norm + 1e-6))
 
     def split(self, optimizer: Any, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lucid.amp import _torch
+from lucid.amp import _memory, _torch
 from lucid.amp._division import Divisor
 from lucid.amp._gradients import Gradients
 from lucid.amp._reading import Reading
@@ -38,6 +38,7 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
         and not _torch.has_step_pre_hooks(optimizer)
         and all(group.get("fused") for group in optimizer.param_groups)
         and len(gradients.fresh) == len(gradients.values)
+        and _memory.are_gapless(gradients.places)
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
         and all(_proved(kind, device.type, dtype) for device, dtype, _ in gradients.buckets)
     )

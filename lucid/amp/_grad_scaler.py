@@ -229,7 +229,7 @@ class GradScaler(Settings, Events):
         else:
             with _fused.dividing(optimizer, reading, self._divisor):
                 result = optimizer.step(*args, **kwargs)
-        turn.stage, turn.answer = Stage.STEPPED, False
+        self._stages.landed(optimizer, turn)
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:

@@ -16,7 +16,8 @@ from lucid.amp import _memory
 from lucid.amp._division import DIVIDES_IN
 from lucid.amp._torch import Bucket, by_device_and_dtype
 
-_STRIDED = torch.strided
+_LARGEST_NUMBER = 8
+"""Bytes of a float64."""
 
 _NO_FLOAT16 = (
     ValueError,
@@ -71,10 +72,10 @@ class Gradients:
         parameters: the parameters that have a gradient, in the optimizer's order.
         values: the values of each one's gradient.
         wholes: the gradients themselves that hold an element.
-        regions: where the values of ``wholes`` lie; None where they are their own values.
+        places: where the values of ``wholes`` lie.
     """
 
-    __slots__ = ("_coalesced", "buckets", "divided", "fresh", "parameters", "regions", "values", "wholes")
+    __slots__ = ("_coalesced", "buckets", "divided", "fresh", "parameters", "places", "values", "wholes")
 
     def __init__(self, optimizer: Any, seen: _memory.Seen) -> None:
         """Find, check and sort; nothing is changed.
@@ -90,19 +91,19 @@ class Gradients:
             RuntimeError: a gradient is an inference tensor.
         """
         self.parameters, found = _found(optimizer)
-        buckets = None if seen.added else _plain(found)
+        spans, buckets = _plain(found, seen)
         self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         self.divided: list[Tensor] = []
         if buckets is not None:
             self.values = self.fresh = self.wholes = found
-            self.regions: list[_memory.Region] | None = None
+            self.places: _memory.Spans | list[_memory.Region] = spans
             self.buckets = buckets
         else:
             _refuse(optimizer, self.parameters, found)
             owned = zip(self.parameters, found, strict=True)
             self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
-            self.fresh, self.wholes, self.regions = [], [], []
-            self._sort(optimizer, found, seen, self.regions)
+            self.fresh, self.wholes, self.places = [], [], []
+            self._sort(optimizer, found, seen, self.places)
             self.buckets = by_device_and_dtype(self.fresh)
 
     @property
@@ -170,6 +171,8 @@ def named(optimizer: Any) -> list[Gradient]:
 
 def _strided(whole: Tensor) -> Tensor | None:
     """Return the values of a gradient, every stored element once; None for a layout that has none."""
+    if whole.is_nested:
+        return whole.values()
     if type(whole) is Tensor and whole.layout is torch.strided:
         return whole if whole.is_contiguous() else _memory.stored(whole)
     if whole.layout is torch.sparse_coo:
@@ -199,33 +202,41 @@ def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
     return parameters, gradients
 
 
-def _plain(gradients: list[Tensor]) -> list[Bucket] | None:
-    """Return the buckets of gradients that are their own values and fit to be divided; None where one may not be.
+def _plain(gradients: list[Tensor], seen: _memory.Seen) -> tuple[_memory.Spans, list[Bucket] | None]:
+    """Return where gradients lie, and their buckets; None for these unless all are fit to be divided as they are.
 
-    A loop of cheap questions, for what nearly all gradients are. Whatever is odd goes the long way.
+    A loop of cheap questions, for what nearly all gradients are: tensors without gaps that share no memory, neither
+    with each other nor with what was divided before. Whatever is odd goes the long way.
     """
+    spans: _memory.Spans = ([], [])
     if not gradients:
-        return []
+        return spans, []
+    begins, ends = spans
     first, alike = gradients[0], True
     dtype, index = first.dtype, first.get_device()
-    begins, ends = [], []
     for gradient in gradients:
-        if type(gradient) is not Tensor or gradient.layout is not _STRIDED or gradient.is_inference():
-            return None
+        if type(gradient) is not Tensor or gradient.is_nested or gradient.is_inference():
+            return spans, None
         if gradient.dtype is not dtype or gradient.get_device() != index:
             alike = False
-        begin = gradient.data_ptr()
+        try:
+            begin, size = gradient.data_ptr(), gradient.nbytes
+        except RuntimeError:  # a layout that is no span of memory
+            return spans, None
         if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
-            return None
+            return spans, None
+        # With the negative bit it is every other number of a complex tensor: it has gaps, or is one number.
+        if size <= _LARGEST_NUMBER and gradient.is_neg():
+            return spans, None
         begins.append(begin)
-        ends.append(begin + gradient.nbytes)
-    if not _memory.are_apart(begins, ends):
-        return None
+        ends.append(begin + size)
+    if not _memory.are_apart(spans) or (seen.added and not seen.has_none_of(gradients, spans)):
+        return spans, None
     buckets = [(first.device, dtype, gradients)] if alike and index < 0 else by_device_and_dtype(gradients)
     for device, dtype, _ in buckets:
         if dtype not in DIVIDES_IN or device.type not in _memory.ADDRESSED:
-            return None
-    return buckets
+            return spans, None
+    return spans, buckets
 
 
 def _refuse(optimizer: Any, parameters: list[Tensor], gradients: list[Tensor]) -> None:

@@ -6,12 +6,13 @@ tensor is numbers and a weak reference, so that it keeps no memory alive.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -71,6 +72,11 @@ def is_gapless(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=_CHANNELS_LAST) or not region(tensor).shape
 
 
+def are_gapless(places: Spans | Sequence[Region]) -> bool:
+    """Whether what lies there fills each span."""
+    return isinstance(places, tuple) or not any(place.shape for place in places)
+
+
 def stored(tensor: Tensor) -> Tensor:
     """Return a view without the repetitions of an expanded tensor: every stored element once."""
     if 0 not in tensor.stride() or tensor.is_contiguous():
@@ -87,13 +93,13 @@ def overlaps_itself(place: Region) -> bool:
     return bool((torch.sort(starts).values.diff() == 0).any())
 
 
-def are_apart(begins: list[int], ends: list[int]) -> bool:
-    """Whether spans of addresses, none of them empty, share nothing; both lists are sorted here.
+Spans: TypeAlias = tuple[list[int], list[int]]
+"""Where tensors begin and where they end, each of which fills its span: addresses, in the tensors' order."""
 
-    They are apart where, sorted, each end comes before the next begin. False says nothing.
-    """
-    begins.sort()
-    ends.sort()
+
+def are_apart(spans: Spans) -> bool:
+    """Whether spans, none of them empty, share nothing: both lists sorted, each end comes before the next begin."""
+    begins, ends = map(sorted, spans)
     return all(map(operator.le, ends, begins[1:]))
 
 
@@ -164,52 +170,88 @@ class Seen:
     hands the same one out again.
 
     Attributes:
-        added: what was added, call by call: weak references, and where the values lie (None for tensors that are
-            their own values).
+        added: what was added, call by call: weak references, and where the tensors lay then.
     """
 
     def __init__(self) -> None:
-        self.added: list[tuple[list[weakref.ref[Tensor]], Sequence[Region] | None]] = []
-        self._indexed = 0
+        self.added: list[tuple[list[weakref.ref[Tensor]], Spans | Sequence[Region]]] = []
         self._by_id: dict[int, weakref.ref[Tensor]] = {}
         self._by_region: dict[Region, list[weakref.ref[Tensor]]] = {}
+        self._with_regions = 0
+        self._sorted: list[tuple[int, int, weakref.ref[Tensor]]] = []
+        self._with_spans = 0
 
-    def add(self, tensors: Sequence[Tensor], places: Sequence[Region] | None = None) -> None:
-        """Remember tensors, and where their values lie; without places, they are their own values."""
+    def add(self, tensors: Sequence[Tensor], places: Spans | Sequence[Region]) -> None:
+        """Remember tensors, and where their values lie."""
         self.added.append((list(map(weakref.ref, tensors)), places))
 
     def has(self, tensor: Tensor, place: Region) -> bool:
         """Whether that tensor, or a living one of the same memory, was added."""
-        self._index()
-        # A living object has one plain weak reference, so that `is` compares the objects.
-        if self._by_id.get(id(tensor)) is weakref.ref(tensor):
-            return True
-        return any(_lies_at(place, other()) for other in self._by_region.get(place, ()))
+        self._index_regions()
+        return self._is_known(tensor) or any(_lies_at(place, other()) for other in self._by_region.get(place, ()))
 
     def regions(self) -> list[Region]:
         """Return where the living ones lie."""
-        self._index()
+        self._index_regions()
         return [
             place for place, tensors in self._by_region.items() if any(_lies_at(place, tensor()) for tensor in tensors)
         ]
 
+    def has_none_of(self, tensors: Sequence[Tensor], spans: Spans) -> bool:
+        """Whether tensors that lie apart in spans are known, at a glance, to be none of these and apart from all.
+
+        False says nothing. Each span is looked up, so that a thousand optimizers cost a thousand times what one does.
+        """
+        if not self._index_spans():
+            return False
+        if not self._by_id.keys().isdisjoint(map(id, tensors)) and any(map(self._is_known, tensors)):
+            return False
+        for begin, end in zip(*spans, strict=True):
+            spot = bisect.bisect_left(self._sorted, (end,))
+            while spot and self._sorted[spot - 1][1] > begin:
+                spot -= 1
+                if self._sorted[spot][2]() is not None:
+                    return False
+                # The allocator hands out again what a tensor that is gone has left.
+                del self._sorted[spot]
+        return True
+
     def clear(self) -> None:
         """Forget all of them."""
         self.added.clear()
-        if self._indexed:
-            self._indexed = 0
+        if self._by_id:
             self._by_id.clear()
             self._by_region.clear()
+            self._sorted.clear()
+            self._with_regions = self._with_spans = 0
 
-    def _index(self) -> None:
+    def _is_known(self, tensor: Tensor) -> bool:
+        # A living object has one plain weak reference, so that `is` compares the objects.
+        return self._by_id.get(id(tensor)) is weakref.ref(tensor)
+
+    def _index_regions(self) -> None:
         # Only a second optimizer asks, so the dicts are made when it does.
-        for tensors, places in self.added[self._indexed :]:
-            for tensor, place in zip(tensors, places or itertools.repeat(None, len(tensors)), strict=True):
-                living = tensor()
-                if living is not None:
-                    self._by_id[id(living)] = tensor
-                    self._by_region.setdefault(region(living) if place is None else place, []).append(tensor)
-        self._indexed = len(self.added)
+        for tensors, places in self.added[self._with_regions :]:
+            if isinstance(places, tuple):
+                places = [Region(begin, end, 1) for begin, end in zip(*places, strict=True)]
+            self._note_ids(tensors)
+            for tensor, place in zip(tensors, places, strict=True):
+                self._by_region.setdefault(place, []).append(tensor)
+        self._with_regions = len(self.added)
+
+    def _index_spans(self) -> bool:
+        """Take up what came since, and tell whether all that was added lies apart in spans."""
+        for tensors, places in self.added[self._with_spans :]:
+            if not isinstance(places, tuple):
+                return False
+            self._note_ids(tensors)
+            self._sorted.extend(zip(*places, tensors, strict=True))
+            self._sorted.sort(key=operator.itemgetter(0))
+            self._with_spans += 1
+        return True
+
+    def _note_ids(self, tensors: Sequence[weakref.ref[Tensor]]) -> None:
+        self._by_id.update((id(living), tensor) for tensor in tensors if (living := tensor()) is not None)
 
 
 def _lies_at(place: Region, tensor: Tensor | None) -> bool:

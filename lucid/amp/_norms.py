@@ -51,7 +51,15 @@ def root(total: float, order: float) -> float:
     """Return the norm whose power is ``total``."""
     if order == math.inf:
         return total
-    return math.sqrt(total) if order == 2.0 else total ** (1.0 / order)
+    return math.sqrt(total) if order == 2.0 else _raised(total, 1.0 / order)
+
+
+def _raised(base: float, exponent: float) -> float:
+    """Return the power, infinite where it is beyond float64, which Python makes an error."""
+    try:
+        return float(base**exponent)
+    except OverflowError:
+        return math.inf
 
 
 def combined(norms: Sequence[float], order: float) -> float:
@@ -61,7 +69,7 @@ def combined(norms: Sequence[float], order: float) -> float:
     pivot = (max if order > 0 else min)(norms)
     if math.isinf(order) or pivot == 0 or math.isinf(pivot):
         return pivot
-    return float(pivot * sum((norm / pivot) ** order for norm in norms) ** (1.0 / order))
+    return pivot * _raised(sum((norm / pivot) ** order for norm in norms), 1.0 / order)
 
 
 def robust(buckets: Sequence[Bucket], order: float) -> float:
@@ -72,7 +80,7 @@ def robust(buckets: Sequence[Bucket], order: float) -> float:
     """
     norms = [_robust(bucket, order) for bucket in buckets]
     largest = max(norms, default=0.0)
-    if largest == 0 or order == math.inf:
+    if largest in (0, math.inf) or order == math.inf:
         return largest
     return largest * root(sum((norm / largest) ** order for norm in norms), order)
 

@@ -119,6 +119,13 @@ class Stages:
                 self._by_id = {key: known for key, known in self._by_id.items() if known is not turn}
         self.called.clear()
 
+    def landed(self, optimizer: object, turn: Turn) -> None:
+        """Note that a step landed."""
+        if turn.called:
+            turn.stage, turn.answer = Stage.STEPPED, False
+        else:  # a hook of the step has updated, and so ended the iteration
+            self.answer(optimizer, skipped=False)
+
     def answer(self, optimizer: object, skipped: bool) -> None:
         """Keep the answer about a step that belongs to no iteration."""
         turn = self._by_id.get(id(optimizer))

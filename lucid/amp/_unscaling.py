@@ -128,7 +128,7 @@ class Unscaling:
 
     def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor], by_step: bool) -> None:
         gradients.put_back()
-        self.divided.add(gradients.wholes, gradients.regions)
+        self.divided.add(gradients.wholes, gradients.places)
         turn.by_step = by_step
         turn.overflow = overflow
         turn.stage = Stage.UNSCALED
