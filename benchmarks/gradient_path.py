@@ -2,7 +2,7 @@
 
 Times four ways to end an iteration in turn in one process, on gradients that are put back before each: PyTorch's
 scaler, lucid's, float32 without a scaler, and the optimizer's step alone, which is a part of the other three. Prints
-medians, and the medians of pairwise ratios: of whole times, and of what the scalers add to the step alone. On CUDA it
+medians, medians of pairwise ratios, and the ratio of the medians of what the scalers add to the step alone. On CUDA it
 also prints how many bytes a second the gradients' passes come to, against a device-to-device copy.
 
 With ``--out`` it draws both scalers' times over those without a scaler.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -39,7 +40,7 @@ TITLES = (
     "step",
     "torch/lucid",
     "lucid/none",
-    "added t/l",
+    "added",
     "TB/s",
 )
 SCALE = 2.0**16
@@ -81,7 +82,7 @@ OPTIMIZERS: dict[str, Callable[[list[Parameter]], torch.optim.Optimizer]] = {
 
 
 class Row(NamedTuple):
-    """One line of the table; times in milliseconds, ratios as medians over pairs."""
+    """One line of the table; times in milliseconds, ratios as medians over pairs, that of what is added of medians."""
 
     tensors: str
     optimizer: str
@@ -203,8 +204,13 @@ def measured(name: str, kind: str, clip: bool, pairs: int, device: torch.device)
         *(statistics.median(taken) for taken in times),
         statistics.median(a / b for a, b in zip(theirs, ours, strict=True)),
         statistics.median(b / c for b, c in zip(ours, none, strict=True)),
-        statistics.median((a - d) / (b - d) for a, b, d in zip(theirs, ours, step, strict=True) if b != d),
+        added(theirs, step) / added(ours, step) if added(ours, step) > 0 else math.nan,
     )
+
+
+def added(taken: list[float], step: list[float]) -> float:
+    """The median of what a way takes beyond the step alone, pair by pair."""
+    return statistics.median(a - d for a, d in zip(taken, step, strict=True))
 
 
 def put_back(parameters: list[Parameter], true: list[Tensor], scale: float) -> None:
@@ -245,9 +251,9 @@ def draw(measured_rows: list[Row], path: str, title: str) -> None:
     for axis, clip in zip(axes, (True, False), strict=True):
         chosen = [row for row in measured_rows if row.clip is clip][::-1]
         places = range(len(chosen))
-        theirs = [row.torch_over_lucid * row.lucid_over_none for row in chosen]
+        theirs = [row.torch_ms / row.none_ms for row in chosen]
         axis.barh([place + 0.2 for place in places], theirs, 0.38, color="#c9a227", label="PyTorch's scaler")
-        ours = [row.lucid_over_none for row in chosen]
+        ours = [row.lucid_ms / row.none_ms for row in chosen]
         axis.barh([place - 0.2 for place in places], ours, 0.38, color="#2a6f97", label="lucid's scaler")
         axis.axvline(1.0, color="black", linewidth=1, label="float32 without a scaler")
         axis.set_yticks(places, [f"{row.tensors}, {row.optimizer}" for row in chosen])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from duck import with_grad
 from torch import nn
 from torch.amp.grad_scaler import OptState
 
@@ -177,3 +178,31 @@ def test_it_stands_in_pytorch_places_and_leaves_them() -> None:
         assert ShardedGradScaler is ShardedScaler
     assert (torch.amp.GradScaler, torch.cuda.amp.GradScaler, torch.cpu.amp.GradScaler) == before
     assert not issubclass(torch.GradScaler, GradScaler)
+
+
+def test_a_step_that_lands_after_its_stage_was_set_back_was_not_skipped() -> None:
+    """Skipped, set back to ready by a trainer, and stepped again by 12 / 4 = 3: the record tells of the second."""
+    weight = with_grad(torch.tensor([float("inf")]))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), PyTorchScaler("cpu", 4.0)
+    scaler.step(optimizer)
+    scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
+    weight.grad = torch.tensor([12.0])
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == -3.0
+    assert scaler.last_update is not None
+    assert scaler.last_update.skipped == (False,)
+
+
+def test_a_stage_that_is_set_to_unscaled_is_believed() -> None:
+    """In the second iteration too: after a step by 4 / 4, gradients of 3 are stepped by as they are, to −1 − 3."""
+    weight = with_grad(torch.tensor([4.0]))
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), PyTorchScaler("cpu", 4.0)
+    scaler.step(optimizer)
+    scaler.update()
+    weight.grad = torch.tensor([3.0])
+    scaler._check_inf_per_device(optimizer)
+    scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.UNSCALED
+    scaler.step(optimizer)
+    assert weight.grad.item() == 3.0
+    assert weight.item() == -4.0

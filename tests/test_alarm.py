@@ -35,7 +35,7 @@ def test_a_scale_that_was_set_did_not_fall() -> None:
     """Who sets 0.25 knows of it; the next fall, from above 1 by an overflow, is spoken of."""
     alarm = Alarm()
     assert said(alarm, 0, 8.0, 0.25, given=True) == []
-    assert len(said(alarm, 1, 1.0, 0.5)) == 1
+    assert len(said(alarm, 1, 2.0, 0.5)) == 1
 
 
 def test_a_row_of_25_skips_is_said_once_with_its_beginning_and_the_names() -> None:
@@ -47,6 +47,13 @@ def test_a_row_of_25_skips_is_said_once_with_its_beginning_and_the_names() -> No
     (message,) = spoken[24]
     for part in ("25 updates in a row", "since update 7", "'head.weight'", "64.0"):
         assert part in message
+
+
+def test_good_updates_need_not_be_told() -> None:
+    """24 overflows, an update that nobody tells of, and 24 more are no row; the 25th of the second is."""
+    alarm = Alarm()
+    spoken = [said(alarm, index, 64.0, 64.0) for index in (*range(24), *range(25, 50))]
+    assert [len(messages) for messages in spoken] == [0] * 48 + [1]
 
 
 def test_a_good_update_ends_the_row() -> None:

@@ -25,11 +25,12 @@ PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._alarm", "lucid.a
 TENSORS: dict[str, tuple[str, ...]] = {
     "lucid.amp._torch": (),
     "lucid.amp._memory": (),
+    "lucid.amp._refusals": (),
     "lucid.amp._outputs": (),
     "lucid.amp._half": ("lucid.amp._torch",),
     "lucid.amp._division": ("lucid.amp._torch",),
     "lucid.amp._norms": ("lucid.amp._torch", "lucid.amp._memory", "lucid.amp._division"),
-    "lucid.amp._gradients": ("lucid.amp._torch", "lucid.amp._memory", "lucid.amp._division"),
+    "lucid.amp._gradients": ("lucid.amp._torch", "lucid.amp._memory", "lucid.amp._refusals", "lucid.amp._division"),
     "lucid.amp._reading": ("lucid.amp._torch", "lucid.amp._division", "lucid.amp._norms"),
     "lucid.amp._fused": (
         "lucid.amp._torch",
@@ -347,6 +348,7 @@ def test_private_names_of_torch_stand_in_one_file() -> None:
     """Underscore names that are not the package's own are said in ``lucid/amp/_torch.py`` alone."""
     trees = {name: ast.parse(file.read_text()) for name, file in MODULES.items()}
     own = own_private_names([tree for name, tree in trees.items() if name != "lucid.amp._torch"])
+    own |= {stub.stem for stub in ROOT.glob("lucid/*.pyi")}
     found = {name: foreign_private_names(tree, own) for name, tree in trees.items()}
     assert found.pop("lucid.amp._torch"), "the one file that may say them says none: is it read at all?"
     assert {name: places for name, places in found.items() if places} == {}

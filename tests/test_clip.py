@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
-from lucid.amp import GradScaler
+from lucid.amp import GradScaler, _clip
+from lucid.amp._torch import by_device_and_dtype
 
 SHAPES = [(3, 5), (7,), (), (200, 130), (2, 3, 4)]
 ORDERS = [2.0, 1.0, 3.0, 0.5, math.inf, 0.0, -1.0, -math.inf]
@@ -178,6 +179,24 @@ def test_parameters_choose_memory_and_not_tensor_objects(view: Callable[[Tensor]
     assert norm.item() == pytest.approx(3.0)
     assert parameters[0].grad.item() == pytest.approx(1.0, rel=1e-5)
     assert parameters[1].grad.item() == 40.0
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_empty_gradient_adds_nothing_to_the_norm(dtype: torch.dtype, order: float) -> None:
+    """Beside (12, 16) / 4 = (3, 4) an empty one is 0 of every order: the norm is 7, 5 or 4."""
+    _, optimizer = owned(torch.tensor([12.0, 16.0], dtype=dtype), torch.zeros(0, dtype=dtype))
+    assert GradScaler(4.0).clip_grad_norm_(optimizer, 1e9, order).item() == {1.0: 7.0, 2.0: 5.0, math.inf: 4.0}[order]
+
+
+@pytest.mark.parametrize("first", ["cpu", "meta"])
+def test_the_norm_is_on_the_first_tensors_device_in_the_widest_dtype(first: str) -> None:
+    """float64 beside float32, wherever it stands; the device of the first gradient, as in PyTorch."""
+    second = "meta" if first == "cpu" else "cpu"
+    kinds = [(first, torch.float32), (second, torch.float64), (second, torch.float32)]
+    buckets = by_device_and_dtype([torch.zeros(2, dtype=dtype, device=device) for device, dtype in kinds])
+    norm = _clip._tensor(5.0, buckets)
+    assert (norm.device.type, norm.dtype) == (first, torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,24 @@ def test_a_first_use_inside_a_capture_is_refused() -> None:
         scaled = scaler.scale(x)
     graph.replay()
     assert scaled.tolist() == [4.0] * 3
+
+
+class Scaled(torch.nn.Module):
+    """A module that returns a scaled sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = GradScaler(4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale the sum."""
+        scaled: Tensor = self.scaler.scale(x.sum())
+        return scaled
+
+
+def test_an_exported_loss_is_no_loss_of_the_iteration() -> None:
+    """Traced without the compiler, 4 · (2 + 2 + 2) = 24 comes out, and nothing of the trace is remembered."""
+    module = Scaled()
+    exported = torch.export.export(module, (torch.ones(3),), strict=False)
+    assert exported.module()(torch.full((3,), 2.0)).item() == 24.0
+    assert len(module.scaler._scaled) == 0

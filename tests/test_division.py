@@ -152,18 +152,6 @@ def test_a_scale_that_moves_divides_by_the_new_one(device: torch.device) -> None
             assert_divided(numbers(gradient), values, name, reference.float32(scale), device)
 
 
-def test_the_first_tensor_has_the_first_bucket() -> None:
-    """Each tensor lies in the bucket of its device and dtype; the first one's comes first, as in PyTorch's norms."""
-    kinds = [(torch.bfloat16, "cpu"), (torch.float32, "meta"), (torch.float32, "cpu"), (torch.float64, "cpu")]
-    for turn in range(len(kinds)):
-        order = kinds[turn:] + kinds[:turn]
-        tensors = [torch.zeros(2, dtype=dtype, device=device) for dtype, device in order * 2]
-        buckets = by_device_and_dtype(tensors)
-        assert (buckets[0][1], buckets[0][0].type) == order[0]
-        assert sorted(id(tensor) for _, _, bucket in buckets for tensor in bucket) == sorted(map(id, tensors))
-        assert all((one.device, one.dtype) == (device, dtype) for device, dtype, bucket in buckets for one in bucket)
-
-
 def test_many_tensors_of_many_dtypes_are_divided_at_once(device: torch.device) -> None:
     """Mixed dtypes, shapes and strides in one call: each gets its own quotient, and one verdict speaks for all."""
     tensors: list[Tensor] = [

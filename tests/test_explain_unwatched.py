@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lucid.amp import GradScaler, diagnosis
 
@@ -82,3 +83,14 @@ def test_of_several_losses_the_bad_one_is_found(bad: int) -> None:
         loop.scaler.scale(loss).backward()
     loop.scaler.step(loop.optimizer)
     assert loop.told().kind == "loss not finite"
+
+
+def test_a_fake_loss_is_no_loss_of_the_iteration() -> None:
+    """Who estimates memory with fake tensors, and keeps one, is told of the first real skip all the same."""
+    loop = Loop()
+    with FakeTensorMode():
+        fake = torch.ones(2)
+        loop.scaler.scale(fake)
+    loop.step(float("nan"))
+    assert loop.told().kind == "loss not finite"
+    assert type(fake) is not torch.Tensor

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from duck import Duck, with_grad
 from weights import sgd, trained
 
 import lucid.amp
@@ -189,3 +190,28 @@ def test_the_public_names() -> None:
     assert sorted(lucid.amp.__all__) == ["GradScaler", "ScaleUpdate", "autocast"]
     for name in ("get_scale", "load_state_dict", "scale", "state_dict", "step", "update", "unscale_"):
         assert callable(getattr(GradScaler, name))
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.filterwarnings("default")
+def test_a_good_update_ends_the_row_with_and_without_hooks(hooked: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """24 skips, a good step, 24 skips from 2¹⁰⁰ down: no warning, whether or not someone hears of each update."""
+    scaler, weight = GradScaler(2.0**100), with_grad(torch.zeros(1))
+    optimizer = Duck(weight)
+    if hooked:
+        scaler.register_update_hook(lambda *_: None)
+    for index in range(49):
+        weight.grad = torch.tensor([0.0 if index == 24 else math.inf])
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.steps == 1
+    assert len(recwarn) == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scale_that_is_set_after_an_overflow_did_not_fall() -> None:
+    """update(0.25) after an overflow is what was asked for, and no reason for a warning."""
+    scaler, weight = GradScaler(8.0), with_grad(torch.tensor([math.inf]))
+    scaler.step(Duck(weight))
+    scaler.update(0.25)
+    assert scaler.get_scale() == 0.25

@@ -277,3 +277,13 @@ def test_hooks_hear_of_an_update_whose_warning_is_an_error() -> None:
         with pytest.raises(UserWarning, match="below 1"):
             scaler.update()
     assert heard == [0.5]
+
+
+def test_the_last_update_is_one_record() -> None:
+    """Who asks twice gets the same object, as a hook does."""
+    scaler, heard = GradScaler(4.0), []
+    scaler.update()
+    assert scaler.last_update is scaler.last_update
+    scaler.register_update_hook(lambda _, update: heard.append(update))
+    scaler.update()
+    assert scaler.last_update is heard[0]

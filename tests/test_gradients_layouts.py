@@ -10,7 +10,9 @@ from duck import Duck, with_grad
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lucid.amp import GradScaler
+from lucid.amp import GradScaler, _memory
+from lucid.amp._gradients import Gradients
+from lucid.amp._memory import Seen
 
 
 def non_contiguous() -> Tensor:
@@ -277,3 +279,38 @@ def test_a_layout_that_cannot_be_divided_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"parameter 1.*mkldnn.*layout.*to_dense"):
         GradScaler().unscale_(Duck(bystander, parameter))
     assert bystander.grad.tolist() == [8.0] * 3
+
+
+SHORT: dict[str, list[Tensor]] = {
+    "plain": [torch.zeros(2, 3), torch.zeros(())],
+    "transposed": [torch.zeros(2, 3).T],
+    "channels last": [torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)],
+    "two dtypes": [torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)],
+    "parts of a buffer": list(torch.zeros(6).split(2)),
+    "none": [],
+}
+LONG: dict[str, list[Tensor]] = {
+    "with gaps": [torch.zeros(4, 6)[:, ::2]],
+    "expanded": [torch.zeros(1, 3).expand(4, 3)],
+    "empty": [torch.zeros(2), torch.zeros(0)],
+    "of one memory": [torch.zeros(3)] * 2,
+    "sparse": [torch.eye(2).to_sparse()],
+    "a parameter": [torch.nn.Parameter(torch.zeros(2))],
+}
+
+
+@pytest.mark.parametrize("kind", [*SHORT, *LONG])
+def test_ordinary_gradients_take_the_short_way(kind: str) -> None:
+    """Dense, without gaps and apart, in any order of dimensions: where they lie is not worked out one by one."""
+    gradients = (SHORT | LONG)[kind]
+    parameters = [with_grad(one, torch.zeros(one.shape, dtype=one.dtype)) for one in gradients]
+    assert isinstance(Gradients(Duck(*parameters), Seen()).places, tuple) is (kind in SHORT)
+
+
+def test_an_optimizer_without_gradients_lets_the_next_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It divided nothing, so that there is nothing to look for."""
+    monkeypatch.setattr(_memory, "region", lambda _: pytest.fail("the long way"))
+    scaler, parameter = GradScaler(4.0), with_grad(torch.full((2,), 12.0))
+    scaler.step(Duck(torch.nn.Parameter(torch.zeros(2))))
+    scaler.step(Duck(parameter))
+    assert parameter.grad.tolist() == [3.0, 3.0]

@@ -50,6 +50,20 @@ def test_a_shared_parameter_is_divided_once(calls: tuple[str, str]) -> None:
     assert shared.tolist() == [-3.0 * calls.count("step")] * 3
 
 
+@pytest.mark.parametrize("twin", [False, True])
+def test_in_every_iteration_a_shared_gradient_is_divided_once(twin: bool) -> None:
+    """Two optimizers of one parameter, or of one memory, three iterations: 12 / 4 = 3 in each."""
+    scaler, first = GradScaler(4.0), parameter(torch.zeros(2))
+    second = parameter(torch.zeros(2)) if twin else first
+    for _ in range(3):
+        first.grad = torch.full((2,), 12.0)
+        second.grad = first.grad.detach() if twin else first.grad
+        for one in (first, second):
+            scaler.unscale_(sgd(one))
+        assert first.grad.tolist() == [3.0, 3.0]
+        scaler.update()
+
+
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 @pytest.mark.parametrize("scale", [4.0, 3.0])
 def test_an_overflow_of_a_shared_parameter_counts_for_each(scale: float, bad: float) -> None:

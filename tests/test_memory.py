@@ -109,10 +109,10 @@ def are_apart(tensors: list[Tensor]) -> bool:
 
 
 @given(st.lists(views().filter(lambda view: view.is_contiguous() and view.numel() > 0), max_size=4))
-def test_apart_is_never_said_of_tensors_that_share_memory(tensors: list[Tensor]) -> None:
-    """The quick look may miss, but what it clears is clear."""
+def test_apart_are_those_that_share_no_byte(tensors: list[Tensor]) -> None:
+    """Spans are apart exactly where no two of them share a byte."""
     shared = any(set(touched(a)) & set(touched(b)) for a, b in itertools.combinations(tensors, 2))
-    assert not (are_apart(tensors) and shared)
+    assert are_apart(tensors) is not shared
 
 
 def test_ordinary_tensors_are_apart() -> None:
@@ -227,6 +227,18 @@ def test_a_tensor_that_was_moved_leaves_its_old_memory() -> None:
     tensor.data = torch.ones(3)
     assert seen.has(tensor, _memory.region(tensor))
     assert not seen.has(storage, _memory.region(storage))
+
+
+def test_what_is_added_later_is_known_too() -> None:
+    """Asked between additions, by spans and by regions, and after each clear: by itself and by its memory."""
+    seen, tensors = Seen(), [torch.zeros(3), torch.zeros(2, 2), torch.zeros(5)]
+    for _ in range(2):
+        for count, tensor in enumerate(tensors, 1):
+            seen.add([tensor], [_memory.region(tensor)] if count == 2 else spans(tensor))
+            assert [seen.has(it, _memory.region(it)) for it in tensors] == [index < count for index in range(3)]
+            assert seen.has(tensor.view(-1), _memory.region(tensor))
+            assert sorted(seen.regions()) == sorted(map(_memory.region, tensors[:count]))
+        seen.clear()
 
 
 def test_what_lies_apart_is_known_to_at_a_glance() -> None:

@@ -81,7 +81,7 @@ def test_an_optimizer_is_not_kept_alive(kind: Callable[[], Any]) -> None:
 
     stages, optimizer = Stages(), Watched()
     stages.of(optimizer).stage = Stage.UNSCALED
-    stages.answer(optimizer, skipped=True)
+    stages.remember(optimizer, skipped=True)
     del optimizer
     gc.collect()
     assert freed == [True]
@@ -109,7 +109,7 @@ def test_an_address_that_is_used_again_is_a_new_optimizer() -> None:
         turn.stage = Stage.STEPPED
         with pytest.raises(RuntimeError, match="never stepped"):
             stages.skipped(optimizer)
-        stages.answer(optimizer, skipped=True)
+        stages.remember(optimizer, skipped=True)
         assert stages.skipped(optimizer) is True
         del optimizer
     assert len(addresses) < 100, "no address was used again, so nothing was shown"
@@ -167,10 +167,10 @@ def test_an_answer_outlives_the_update_and_belongs_to_no_iteration() -> None:
     """``clear`` keeps it, and asking or keeping it starts no turn."""
     stages, optimizer = Stages(), Plain()
     turn = stages.of(optimizer)
-    turn.stage, turn.answer = Stage.STEPPED, True
+    turn.stage, turn.skipped = Stage.STEPPED, True
     stages.clear()
     assert stages.skipped(optimizer) is True
-    stages.answer(optimizer, skipped=False)
+    stages.remember(optimizer, skipped=False)
     assert (stages.skipped(optimizer), stages.turns()) == (False, [])
 
 
@@ -178,10 +178,10 @@ def test_an_answer_outlives_the_update_and_belongs_to_no_iteration() -> None:
 def test_an_answer_is_the_last_one(kind: Callable[[], Any]) -> None:
     """Each optimizer's own, whatever it equals, and the newer one replaces the older."""
     stages, first, second = Stages(), kind(), kind()
-    stages.answer(first, skipped=True)
-    stages.answer(second, skipped=False)
+    stages.remember(first, skipped=True)
+    stages.remember(second, skipped=False)
     assert (stages.skipped(first), stages.skipped(second)) == (True, False)
-    stages.answer(first, skipped=False)
+    stages.remember(first, skipped=False)
     assert stages.skipped(first) is False
 
 
@@ -192,8 +192,13 @@ def test_who_was_never_stepped_has_no_answer() -> None:
 
 
 def test_answers_of_freed_optimizers_are_forgotten() -> None:
-    """A loop that makes optimizers does not make the scaler grow."""
-    stages = Stages()
-    for _ in range(1000):
-        stages.answer(Plain(), skipped=False)
-    assert len(stages._by_id) <= 2
+    """Of a thousand optimizers that are gone nothing is kept once the next one is met."""
+    stages, optimizers = Stages(), [Plain() for _ in range(1000)]
+    for optimizer in optimizers:
+        stages.remember(optimizer, skipped=False)
+    assert len(stages._by_id) == 1000
+    del optimizer, optimizers
+    gc.collect()
+    newcomer = Plain()
+    stages.remember(newcomer, skipped=True)
+    assert len(stages._by_id) == 1

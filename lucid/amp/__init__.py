@@ -8,7 +8,8 @@ The files, in the order in which they are best read::
     _torch.py        PyTorch's private names, each with a public fallback
     _memory.py       which tensors are the same memory, and which overlap
     _division.py     division by the scale, and the verdict on the quotients
-    _gradients.py    an optimizer's gradients: found, or refused by name
+    _refusals.py     why a gradient is not unscaled, by name
+    _gradients.py    an optimizer's gradients: found, refused, or handed over
     _outputs.py      the outputs that are scaled, in any nesting
     _norms.py        the norm of many tensors in one read
     _reading.py      would a quotient overflow? One read that changes nothing

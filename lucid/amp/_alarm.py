@@ -34,6 +34,8 @@ class Alarm:
     def messages(self, update: ScaleUpdate, names: Callable[[], Sequence[str]], given: bool = False) -> list[str]:
         """Return what there is to say after an update.
 
+        Updates without an overflow need not be told: the index shows that there was one.
+
         Args:
             update: the update that was just made.
             names: returns the parameters whose gradients were not finite at the last skip.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,8 +63,10 @@ class Clipping:
             return tensors, []
         self._check(optimizer)
         asked = {id(parameter) for parameter in self.parameters}
-        chosen = {region(tensor) for parameter, tensor in gradients.pairs if id(parameter) in asked and tensor.numel()}
-        return [t for t in tensors if region(t) in chosen], [t for t in tensors if region(t) not in chosen]
+        # On the short way no two gradients are the same memory, so that the object says as much.
+        key: Callable[[Tensor], object] = id if gradients.values is gradients.fresh else region
+        chosen = {key(tensor) for parameter, tensor in gradients.pairs if id(parameter) in asked and tensor.numel()}
+        return [t for t in tensors if key(t) in chosen], [t for t in tensors if key(t) not in chosen]
 
     def _check(self, optimizer: Any) -> None:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

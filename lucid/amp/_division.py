@@ -99,7 +99,13 @@ class Flags:
 
 
 class Divisor:
-    """A scale as what gradients are divided by."""
+    """A scale as what gradients are divided by.
+
+    Attributes:
+        scale: the number.
+        tensors: the same, as a tensor on each device.
+        read: ``Flags.read`` of the flags that its verdicts are made of.
+    """
 
     def __init__(self, scale: float) -> None:
         self.scale = scale

@@ -1,6 +1,6 @@
 """What happened to a scaler's steps and updates, kept for those who ask and told to those who listen.
 
-Knows updates, answers and listeners. Refuses to know how anything was decided.
+Knows updates, the turns of optimizers with their answers, and listeners. Refuses to know how anything was decided.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from lucid.amp._reading import Reading
 _EXACT = {torch.float32, torch.float64}
 """In these dtypes the gradient that is left behind is the quotient that the kernel uses."""
 
-WORTHWHILE = 2**14
-"""Elements of a gradient, on average, from which on not to write it saves more than to launch a read of it costs."""
+WORTHWHILE = 2**16
+"""Bytes of a gradient, on average, from which on not to write it saves more than to launch a read of it costs."""
 
 
 def divides(optimizer: Any, gradients: Gradients) -> bool:
@@ -33,9 +33,10 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
     kind: Any = type(optimizer)
     # The cheapest question first: a small model is told no before anything else is looked at.
     return (
-        _is_worthwhile(gradients.fresh)
+        _memory.extent(gradients.places) >= WORTHWHILE * max(len(gradients.fresh), 1)
         and _torch.step_is_stock(optimizer)
         and not _torch.has_step_pre_hooks(optimizer)
+        and not hasattr(optimizer, "grad_scale")
         and all(group.get("fused") for group in optimizer.param_groups)
         and len(gradients.fresh) == len(gradients.values)
         and _memory.are_gapless(gradients.places)
@@ -49,18 +50,14 @@ def refuse_left_over(optimizer: Any) -> None:
 
     PyTorch's scaler takes both away after a step, but not after one that raised.
     """
+    if not _torch.step_takes_factor(optimizer):
+        return
     for name in ("grad_scale", "found_inf"):
-        if _torch.step_takes_factor(optimizer) and getattr(optimizer, name, None) is not None:
+        if getattr(optimizer, name, None) is not None:
             raise RuntimeError(
                 f"this {type(optimizer).__name__} has a {name} that another scaler left: its kernel would divide once "
                 f"more, or leave the step out in silence. Call step() again after: del optimizer.{name}"
             )
-
-
-def _is_worthwhile(tensors: list[torch.Tensor]) -> bool:
-    # By some of them, spread over all: it decides about time alone.
-    sample = tensors[:: len(tensors) // 64 + 1]
-    return sum(map(torch.Tensor.numel, sample)) >= WORTHWHILE * max(len(sample), 1)
 
 
 def read(optimizer: Any) -> Reading:

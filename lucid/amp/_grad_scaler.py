@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lucid.amp import _fused, _gradients, _outputs, _schedule, _settings, _stages
+from lucid.amp import _fused, _gradients, _meshes, _outputs, _schedule, _settings, _stages
 from lucid.amp._clip import Clipping
 from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
@@ -110,7 +110,8 @@ class GradScaler(Settings, Events):
         if not self._enabled:
             return outputs
         if self._scale_observers:
-            outputs = _outputs.multiplied(outputs, lambda _: None)  # what a generator yields is told, too
+            # Multiplies nothing: what a generator yields becomes a list, which can be told, too.
+            outputs = _outputs.multiplied(outputs, lambda _: None)
         scaled = _outputs.multiplied(outputs, self._factor)
         if self._scale_observers:
             self._tell_scaled(outputs)
@@ -177,7 +178,7 @@ class GradScaler(Settings, Events):
         """
         clipping = Clipping(max_norm, norm_type, parameters)
         if not self._enabled:
-            chosen = _parameters(optimizer) if clipping.parameters is None else clipping.parameters
+            chosen = _meshes.parameters_of(optimizer) if clipping.parameters is None else clipping.parameters
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
         turn.may_unscale()
@@ -212,14 +213,17 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             result = optimizer.step(*args, **kwargs)
-            self._stages.answer(optimizer, skipped=False)
+            self._stages.remember(optimizer, skipped=False)
             return result
         if args or kwargs:
             _stages.refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
-        due = turn.stage is Stage.READY or self._unscaling.is_due(optimizer, turn)
+        due = turn.stage is Stage.READY
+        if not due:
+            turn.may_step()
+            due = self._unscaling.is_due(optimizer, turn)
         if hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"):
-            _fused.refuse_left_over(optimizer)
+            self._unscaling.refuse_left_over(optimizer, due)
         reading = self._unscaling.unscale(optimizer, turn, by_step=True) if due else None
         if self._unscaling.overflowed(turn):
             self._skip(optimizer, turn)
@@ -249,11 +253,10 @@ class GradScaler(Settings, Events):
         given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
         overflow, skipped = False, []
         for turn in self._stages.called:
-            # Every turn is looked at: an optimizer that was unscaled and never stepped is read here.
-            if turn.overflow is not False and self._unscaling.overflowed(turn):
-                overflow = True
+            # An optimizer that was unscaled and never stepped is read here.
+            overflow = overflow or (turn.overflow is not False and self._unscaling.overflowed(turn))
             if turn.stage is not Stage.READY:
-                skipped.append(turn.skipped)
+                skipped.append(turn.stage is Stage.STEPPED and turn.skipped is True)
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         now, after = self._standing, given or self._schedule.next(self._standing, overflow)
         self._stages.clear()
@@ -272,13 +275,15 @@ class GradScaler(Settings, Events):
         if torch.compiler.is_dynamo_compiling():
             # Before the compiler sees that there is none, or its graph would be made again at the second call.
             factors.make(output.device)
-        else:
+            return factors.on(output.device)
+        factor = factors.on(output.device)
+        if type(factor) is Tensor:  # else it is fake, and its output no loss of this iteration
             self._scaled.append(weakref.ref(output))
-        return factors.on(output.device)
+        return factor
 
     def _skip(self, optimizer: Any, turn: Turn) -> None:
-        first = not any(other.skipped for other in self._stages.turns())
-        turn.stage, turn.answer, turn.skipped = Stage.STEPPED, True, True
+        first = not any(other.stage is Stage.STEPPED and other.skipped for other in self._stages.called)
+        turn.stage, turn.skipped = Stage.STEPPED, True
         self._tell_skipped(optimizer, _gradients.named(optimizer), self._standing.scale, first)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -292,7 +297,3 @@ class GradScaler(Settings, Events):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take up settings, scale and count; hooks, process groups and answers start empty."""
         self._begin(*_schedule.loaded(state["state"]), state["enabled"], Consensus())
-
-
-def _parameters(optimizer: Any) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

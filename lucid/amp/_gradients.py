@@ -1,4 +1,4 @@
-"""The gradients of an optimizer: found, refused by name, or handed over to be divided.
+"""The gradients of an optimizer: found, refused, or handed over to be divided.
 
 Knows optimizers as ``param_groups`` and gradients of every layout. Refuses to know stages, schedules and other
 ranks, and does no arithmetic: ``_division`` does.
@@ -12,35 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lucid.amp import _memory
+from lucid.amp import _memory, _refusals
 from lucid.amp._division import DIVIDES_IN
 from lucid.amp._torch import Bucket, by_device_and_dtype
 
 _LARGEST_NUMBER = 8
 """Bytes of a float64."""
 
-_NO_FLOAT16 = (
-    ValueError,
-    "Loss scaling needs float32 parameters. Keep the parameter in float32 (.float()) and let "
-    "lucid.amp.autocast choose the half-precision operators",
-)
-_NO_COMPLEX = (
-    NotImplementedError,
-    "Complex gradients are not unscaled. Keep the parameter as a real tensor (torch.view_as_real), or step it "
-    "with an optimizer of its own, without the scaler",
-)
-_NO_OTHER = (TypeError, "Only bfloat16, float32 and float64 gradients are unscaled. Convert the parameter")
-_NO_LAYOUT = (TypeError, "Values of this layout cannot be divided in place. Make the gradient dense (.to_dense())")
-_NO_NEGATIVE_BIT = (
-    TypeError,
-    "It is a view with the negative bit, stored with the other sign. Give the parameter .resolve_neg() of it",
-)
-_REFUSED: dict[torch.dtype, tuple[type[Exception], str]] = {
-    torch.float16: _NO_FLOAT16,
-    torch.complex32: _NO_COMPLEX,
-    torch.complex64: _NO_COMPLEX,
-    torch.complex128: _NO_COMPLEX,
-}
 _LOOKED_AT = {torch.float16, *DIVIDES_IN}
 """What a gradient that is looked at may be: one that came after ``unscale_`` was never refused."""
 
@@ -127,9 +105,9 @@ class Gradients:
             whole = self._coalesced[id(whole)][1]
         values = _strided(whole)
         if values is None:
-            raise _refusal(optimizer, parameter, whole, _NO_LAYOUT)
+            raise _refusals.layout(optimizer, parameter)
         if values.is_neg():
-            raise _refusal(optimizer, parameter, whole, _NO_NEGATIVE_BIT)
+            raise _refusals.negative_bit(optimizer, parameter)
         return values
 
     def _sort(self, optimizer: Any, found: list[Tensor], seen: _memory.Seen, regions: list[_memory.Region]) -> None:
@@ -139,7 +117,7 @@ class Gradients:
                 continue
             place = _memory.region(tensor)
             if place.shape and _memory.overlaps_itself(place):
-                raise _overlap(optimizer, parameter, parameter)
+                raise _refusals.overlap(optimizer, parameter, parameter)
             if place not in places:
                 (self.divided if seen.has(whole, place) else self.fresh).append(tensor)
             places.add(place)
@@ -148,7 +126,7 @@ class Gradients:
             regions.append(place)
         clash = _memory.first_overlap(places.union(seen.regions()))
         if clash is not None:
-            raise _overlap(optimizer, *self._owners(clash))
+            raise _refusals.overlap(optimizer, *self._owners(clash))
 
     def _owners(self, clash: tuple[_memory.Region, _memory.Region]) -> list[Tensor | None]:
         """Return the parameters whose gradients lie there; None for another optimizer's."""
@@ -158,7 +136,7 @@ class Gradients:
 
 def named(optimizer: Any) -> list[Gradient]:
     """Return an optimizer's gradients by name, in its order, for those who look and do not divide."""
-    names = _names(optimizer)
+    names = _refusals.names(optimizer)
     return [
         Gradient(names[id(parameter)], parameter, values)
         for group in optimizer.param_groups
@@ -187,10 +165,7 @@ def _strided(whole: Tensor) -> Tensor | None:
 def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return an optimizer's parameters that have a gradient, and their gradients."""
     if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
-        raise TypeError(
-            f"an optimizer is an object with param_groups and step; {type(optimizer).__name__} is none. Pass the "
-            "optimizer that was built from the parameters. Nothing was changed."
-        )
+        raise _refusals.no_optimizer(optimizer)
     parameters: list[Tensor] = []
     gradients: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -223,6 +198,7 @@ def _plain(gradients: list[Tensor], seen: _memory.Seen) -> tuple[_memory.Spans, 
             begin, size = gradient.data_ptr(), gradient.nbytes
         except RuntimeError:  # a layout that is no span of memory
             return spans, None
+        # 0: no element, or no memory of its own.
         if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
             return spans, None
         # With the negative bit it is every other number of a complex tensor: it has gaps, or is one number.
@@ -232,6 +208,7 @@ def _plain(gradients: list[Tensor], seen: _memory.Seen) -> tuple[_memory.Spans, 
         ends.append(begin + size)
     if not _memory.are_apart(spans) or (seen.added and not seen.has_none_of(gradients, spans)):
         return spans, None
+    # The same index is the same device on the CPU alone, which has none.
     buckets = [(first.device, dtype, gradients)] if alike and index < 0 else by_device_and_dtype(gradients)
     for device, dtype, _ in buckets:
         if dtype not in DIVIDES_IN or device.type not in _memory.ADDRESSED:
@@ -242,44 +219,7 @@ def _plain(gradients: list[Tensor], seen: _memory.Seen) -> tuple[_memory.Spans, 
 def _refuse(optimizer: Any, parameters: list[Tensor], gradients: list[Tensor]) -> None:
     """Raise for the first gradient whose dtype cannot be divided, or that cannot be changed."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient.dtype not in DIVIDES_IN or gradient.is_inference():
-            raise _refusal(optimizer, parameter, gradient, _REFUSED.get(gradient.dtype, _NO_OTHER))
-
-
-def _names(optimizer: Any) -> dict[int, str]:
-    """Return the name of each parameter by the parameter's id."""
-    names: dict[int, str] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        given = group.get("param_names") or ()
-        for index, parameter in enumerate(group["params"]):
-            name = given[index] if index < len(given) else f"group {number}, parameter {index}"
-            names.setdefault(id(parameter), name)
-    return names
-
-
-def _described(optimizer: Any, parameter: Tensor | None) -> str:
-    if parameter is None or parameter.grad is None:
-        return "a gradient of another optimizer"
-    gradient = parameter.grad
-    name = _names(optimizer)[id(parameter)]
-    return f"the gradient of {name!r} (shape {tuple(gradient.shape)}, {gradient.dtype}, {gradient.layout})"
-
-
-def _refusal(optimizer: Any, parameter: Tensor, gradient: Tensor, reason: tuple[type[Exception], str]) -> Exception:
-    what = _described(optimizer, parameter)
-    if gradient.dtype in DIVIDES_IN and gradient.is_inference():
-        return RuntimeError(
-            f"cannot unscale {what} of this {type(optimizer).__name__}: it is an inference tensor, which cannot be "
-            "changed. Run backward() outside torch.inference_mode(), or set a .clone() of it. Nothing was changed."
-        )
-    kind, next_move = reason
-    return kind(f"cannot unscale {what} of this {type(optimizer).__name__}. {next_move}. Nothing was changed.")
-
-
-def _overlap(optimizer: Any, *owners: Tensor | None) -> ValueError:
-    first, second = (_described(optimizer, parameter) for parameter in owners)
-    what = f"{first} overlaps itself" if first == second else f"{first} and {second} overlap in part"
-    return ValueError(
-        f"cannot unscale: {what} in memory, so that shared elements would be divided twice. Give the parameter a "
-        ".clone() of its gradient. Nothing was changed."
-    )
+        if gradient.dtype not in DIVIDES_IN:
+            raise _refusals.dtype(optimizer, parameter, gradient)
+        if gradient.is_inference():
+            raise _refusals.inference(optimizer, parameter)

@@ -21,9 +21,6 @@ ADDRESSED = {"cpu", "cuda"}
 """The devices on which a pointer is an address in one space, and not a handle."""
 
 
-_CHANNELS_LAST = torch.channels_last
-
-
 class Region(NamedTuple):
     """The bytes of one tensor; equal regions are the same memory.
 
@@ -69,12 +66,21 @@ def _address(tensor: Tensor) -> int:
 
 def is_gapless(tensor: Tensor) -> bool:
     """Whether a strided tensor that holds an element fills the span that it lies in, each byte once."""
-    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=_CHANNELS_LAST) or not region(tensor).shape
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+        return True
+    return not region(tensor).shape
 
 
 def are_gapless(places: Spans | Sequence[Region]) -> bool:
     """Whether what lies there fills each span."""
     return isinstance(places, tuple) or not any(place.shape for place in places)
+
+
+def extent(places: Spans | Sequence[Region]) -> int:
+    """Return the bytes from begin to end of each place, together."""
+    if isinstance(places, tuple):
+        return sum(places[1]) - sum(places[0])
+    return sum(place.end - place.begin for place in places)
 
 
 def stored(tensor: Tensor) -> Tensor:

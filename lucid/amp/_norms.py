@@ -87,7 +87,8 @@ def robust(buckets: Sequence[Bucket], order: float) -> float:
 
 def _robust(bucket: Bucket, order: float) -> float:
     device, dtype, tensors = bucket
-    largest = max(float(part) for part in power([bucket], math.inf))
+    (part,) = power([bucket], math.inf)
+    largest = float(part)
     if largest == 0 or order == math.inf:
         return largest
     divisor = torch.full((), largest, dtype=DIVIDES_IN[dtype], device=device)

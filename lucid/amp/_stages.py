@@ -29,21 +29,19 @@ class Turn:
         stage: how far it has come.
         by_step: whether it was a step that unscaled, and not the user.
         overflow: its verdict, as the caller stored it.
-        skipped: whether its step was skipped in this iteration.
-        answer: whether its last step was skipped, in whichever iteration; None before the first.
+        skipped: whether its last step was skipped, in whichever iteration; None before the first.
     """
 
-    __slots__ = ("_type", "answer", "by_step", "called", "find", "overflow", "skipped", "stage")
+    __slots__ = ("_type", "by_step", "called", "find", "overflow", "skipped", "stage")
 
     def __init__(self, optimizer: object) -> None:
         self.find = _reference(optimizer)
         self._type = type(optimizer)
-        self.answer: bool | None = None
         self.called = False
         self.stage = Stage.READY
         self.by_step = False
         self.overflow: Any = False
-        self.skipped = False
+        self.skipped: bool | None = None
 
     def may_unscale(self) -> None:
         """Raise RuntimeError unless the gradients are still scaled."""
@@ -80,8 +78,9 @@ def refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 class Stages:
     """The turns of the iteration in progress, and the answers about earlier ones.
 
-    An optimizer is the object itself, compared with ``is``. It is held weakly where it allows that, so that
-    a scaler keeps none alive; the turn of an optimizer that is gone stays until ``clear``.
+    An optimizer is the object itself, compared with ``is``. It is held weakly where it allows that; the turn of one
+    that is gone stays until ``clear``. One that does not allow it is held until ``clear`` and, once it was stepped, for
+    good: its answer stays.
 
     Attributes:
         called: the turns that this iteration knows, in the order of the optimizers' first calls.
@@ -112,36 +111,39 @@ class Stages:
 
     def clear(self) -> None:
         """Return every optimizer to ready; who was never stepped is forgotten."""
+        never_stepped = False
         for turn in self.called:
-            turn.called = turn.by_step = turn.overflow = turn.skipped = False
+            turn.called = turn.by_step = turn.overflow = False
             turn.stage = Stage.READY
-            if turn.answer is None:
-                self._by_id = {key: known for key, known in self._by_id.items() if known is not turn}
+            never_stepped = never_stepped or turn.skipped is None
+        if never_stepped:
+            self._by_id = {key: turn for key, turn in self._by_id.items() if turn.skipped is not None}
         self.called.clear()
 
     def landed(self, optimizer: object, turn: Turn) -> None:
         """Note that a step landed."""
         if turn.called:
-            turn.stage, turn.answer = Stage.STEPPED, False
+            turn.stage, turn.skipped = Stage.STEPPED, False
         else:  # a hook of the step has updated, and so ended the iteration
-            self.answer(optimizer, skipped=False)
+            self.remember(optimizer, skipped=False)
 
-    def answer(self, optimizer: object, skipped: bool) -> None:
+    def remember(self, optimizer: object, skipped: bool) -> None:
         """Keep the answer about a step that belongs to no iteration."""
-        turn = self._by_id.get(id(optimizer))
-        if turn is None or turn.find() is not optimizer:
-            turn = self._met(optimizer)
-        turn.answer = skipped
+        (self._known(optimizer) or self._met(optimizer)).skipped = skipped
 
     def skipped(self, optimizer: object) -> bool:
         """Return whether its last step was skipped; RuntimeError for an optimizer that was never stepped here."""
-        turn = self._by_id.get(id(optimizer))
-        if turn is None or turn.find() is not optimizer or turn.answer is None:
+        turn = self._known(optimizer)
+        if turn is None or turn.skipped is None:
             raise RuntimeError(
                 f"this {type(optimizer).__name__} was never stepped through this scaler. Ask about the very object "
                 "that was given to step(), after step()."
             )
-        return turn.answer
+        return turn.skipped
+
+    def _known(self, optimizer: object) -> Turn | None:
+        turn = self._by_id.get(id(optimizer))
+        return turn if turn is not None and turn.find() is optimizer else None
 
     def _met(self, optimizer: object) -> Turn:
         # A loop that makes optimizers must not make the scaler grow.

@@ -39,11 +39,11 @@ PRIVATE: dict[str, Any] = {
         "_C._are_functorch_transforms_active",
         "_C._autograd._top_saved_tensors_default_hooks",
         "_utils._flatten_dense_tensors",
-        "distributed.distributed_c10d._world",
     )
 } | {name: name for name in ("_step_supports_amp_scaling", "_fsdp_flattened")}
 """What this torch has of the names used here; a name without a value takes its fallback."""
 
+_DISTRIBUTED = torch.distributed.is_available()
 _OPTIMIZER_MODULE = importlib.import_module("torch.optim.optimizer")
 
 
@@ -260,11 +260,8 @@ def _is_in_checkpoint(frame: types.FrameType | None) -> bool:
 
 
 def is_distributed() -> bool:
-    """Whether this process belongs to a job of several, as ``torch.distributed.is_initialized`` tells in four calls."""
-    if PRIVATE["_world"] is None:
-        return torch.distributed.is_available() and torch.distributed.is_initialized()
-    # Looked up anew: tests put another world there.
-    return sys.modules["torch.distributed.distributed_c10d"]._world.default_pg is not None
+    """Whether ``torch.distributed`` is initialized; False where this torch was built without it."""
+    return _DISTRIBUTED and torch.distributed.group.WORLD is not None
 
 
 def common_store() -> Any | None:

@@ -34,18 +34,21 @@ class Unscaling:
         self.divided = Seen()
 
     def is_due(self, optimizer: Any, turn: Turn) -> bool:
-        """Whether a step after ``unscale_`` must unscale: a step that raised did it, and there are new gradients.
-
-        Raises:
-            RuntimeError: the optimizer was stepped already.
-        """
-        turn.may_step()
+        """Whether unscaled gradients must be unscaled again: a step that raised did it, and there are new ones."""
         if not turn.by_step:
             return False
         try:
             return bool(Gradients(optimizer, self.divided).fresh)
         except Exception:  # a refusal, which unscale tells the other ranks
             return True
+
+    def refuse_left_over(self, optimizer: Any, due: bool) -> None:
+        """Refuse a fused optimizer with another scaler's factor, where ``due`` with a word to the other ranks."""
+        try:
+            _fused.refuse_left_over(optimizer)
+        except RuntimeError as refusal:
+            groups = self._consensus.groups(optimizer) if due else ()
+            self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
 
     @_torch.without_grad
     def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> Reading | None:
@@ -73,7 +76,10 @@ class Unscaling:
         return None
 
     def _look(self, optimizer: Any, gradients: Gradients, groups: Any, reading: Reading) -> bool:
-        """Judge before anything changes: another rank may refuse, or the kernel may be the one to divide."""
+        """Whether a quotient of any rank overflows; nothing is changed.
+
+        Another rank may refuse, or the optimizer's kernel may be the one to divide.
+        """
         overflow = reading.overflows(self._divisor)
         if gradients.divided and not overflow:
             overflow = self._divisor.read(self._divisor.judge(by_device_and_dtype(gradients.divided)))
@@ -82,7 +88,7 @@ class Unscaling:
     @_torch.without_grad
     def clip(self, optimizer: Any, turn: Turn, clipping: Clipping) -> Clipped:
         """Divide an optimizer's gradients and clip them, on all ranks by the norm of all."""
-        groups = self._consensus.groups(optimizer)
+        groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
         if groups:
             gradients = self._collect(optimizer, groups, clipping.order)
             clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, self._consensus)

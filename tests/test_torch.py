@@ -1,0 +1,31 @@
+"""What is done to many tensors at once: put in buckets, joined."""
+
+import math
+
+import pytest
+import torch
+
+from lucid.amp._torch import by_device_and_dtype, joined
+
+
+def test_the_first_tensor_has_the_first_bucket() -> None:
+    """Each bucket holds all tensors of a device and a dtype, in their order; the first one's comes first."""
+    kinds = [(torch.bfloat16, "cpu"), (torch.float32, "meta"), (torch.float32, "cpu"), (torch.float64, "cpu")]
+    for turn in range(len(kinds)):
+        order = kinds[turn:] + kinds[:turn]
+        tensors = [torch.zeros(2, dtype=dtype, device=device) for dtype, device in order * 2]
+        buckets = by_device_and_dtype(tensors)
+        assert (buckets[0][1], buckets[0][0].type) == order[0]
+        assert len(buckets) == len(kinds)
+        for device, dtype, bucket in buckets:
+            alike = [tensor for tensor in tensors if (tensor.device, tensor.dtype) == (device, dtype)]
+            assert list(map(id, bucket)) == list(map(id, alike))
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(), (2, 2), (3,)], [(0,), (2, 1)]])
+def test_joined_holds_every_element_in_order(shapes: list[tuple[int, ...]]) -> None:
+    """One vector of all elements, also of scalars, matrices, empty and non-contiguous tensors."""
+    column = torch.tensor([[7.0, 0.0], [8.0, 0.0]])[:, 0]
+    tensors = [torch.full(shape, float(number)) for number, shape in enumerate(shapes, 1)]
+    expected = [float(number) for number, shape in enumerate(shapes, 1) for _ in range(math.prod(shape))]
+    assert joined([*tensors, column]).tolist() == [*expected, 7.0, 8.0]
