@@ -25,12 +25,19 @@ PURE = ("lucid.amp._schedule", "lucid.amp._stages", "lucid.amp._alarm", "lucid.a
 TENSORS: dict[str, tuple[str, ...]] = {
     "lucid.amp._torch": (),
     "lucid.amp._memory": (),
+    "lucid.amp._seen": ("lucid.amp._memory",),
     "lucid.amp._refusals": (),
     "lucid.amp._outputs": (),
     "lucid.amp._half": ("lucid.amp._torch",),
     "lucid.amp._division": ("lucid.amp._torch",),
     "lucid.amp._norms": ("lucid.amp._torch", "lucid.amp._memory", "lucid.amp._division"),
-    "lucid.amp._gradients": ("lucid.amp._torch", "lucid.amp._memory", "lucid.amp._refusals", "lucid.amp._division"),
+    "lucid.amp._gradients": (
+        "lucid.amp._torch",
+        "lucid.amp._memory",
+        "lucid.amp._seen",
+        "lucid.amp._refusals",
+        "lucid.amp._division",
+    ),
     "lucid.amp._reading": ("lucid.amp._torch", "lucid.amp._division", "lucid.amp._norms"),
     "lucid.amp._fused": (
         "lucid.amp._torch",
@@ -51,7 +58,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "lucid.amp._unscaling": (
         "lucid.amp._torch",
         "lucid.amp._stages",
-        "lucid.amp._memory",
+        "lucid.amp._seen",
         "lucid.amp._division",
         "lucid.amp._gradients",
         "lucid.amp._reading",

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from lucid.amp import GradScaler, _memory
 from lucid.amp._gradients import Gradients
-from lucid.amp._memory import Seen
+from lucid.amp._seen import Seen
 
 
 def non_contiguous() -> Tensor:

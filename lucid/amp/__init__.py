@@ -7,6 +7,7 @@ The files, in the order in which they are best read::
     _alarm.py        when a falling scale is spoken of
     _torch.py        PyTorch's private names, each with a public fallback
     _memory.py       which tensors are the same memory, and which overlap
+    _seen.py         which tensors were divided in this iteration
     _division.py     division by the scale, and the verdict on the quotients
     _refusals.py     why a gradient is not unscaled, by name
     _gradients.py    an optimizer's gradients: found, refused, or handed over

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lucid.amp import _memory, _refusals
 from lucid.amp._division import DIVIDES_IN
+from lucid.amp._seen import Seen
 from lucid.amp._torch import Bucket, by_device_and_dtype
 
 _LARGEST_NUMBER = 8
@@ -55,7 +56,7 @@ class Gradients:
 
     __slots__ = ("_coalesced", "buckets", "divided", "fresh", "parameters", "places", "values", "wholes")
 
-    def __init__(self, optimizer: Any, seen: _memory.Seen) -> None:
+    def __init__(self, optimizer: Any, seen: Seen) -> None:
         """Find, check and sort; nothing is changed.
 
         Args:
@@ -110,7 +111,7 @@ class Gradients:
             raise _refusals.negative_bit(optimizer, parameter)
         return values
 
-    def _sort(self, optimizer: Any, found: list[Tensor], seen: _memory.Seen, regions: list[_memory.Region]) -> None:
+    def _sort(self, optimizer: Any, found: list[Tensor], seen: Seen, regions: list[_memory.Region]) -> None:
         places: set[_memory.Region] = set()
         for whole, (parameter, tensor) in zip(found, self.pairs, strict=True):
             if tensor.numel() == 0:
@@ -177,7 +178,7 @@ def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
     return parameters, gradients
 
 
-def _plain(gradients: list[Tensor], seen: _memory.Seen) -> tuple[_memory.Spans, list[Bucket] | None]:
+def _plain(gradients: list[Tensor], seen: Seen) -> tuple[_memory.Spans, list[Bucket] | None]:
     """Return where gradients lie, and their buckets; None for these unless all are fit to be divided as they are.
 
     A loop of cheap questions, for what nearly all gradients are: tensors without gaps that share no memory, neither

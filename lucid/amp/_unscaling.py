@@ -15,8 +15,8 @@ from lucid.amp._clip import Clipped, Clipping
 from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import Divisor
 from lucid.amp._gradients import Gradients
-from lucid.amp._memory import Seen
 from lucid.amp._reading import Reading
+from lucid.amp._seen import Seen
 from lucid.amp._stages import Stage, Turn
 from lucid.amp._torch import by_device_and_dtype
 
