@@ -94,6 +94,7 @@ class Row(NamedTuple):
     torch_over_lucid: float
     lucid_over_none: float
     added_torch_over_lucid: float
+    torch_over_none: float
 
 
 class Rival:
@@ -205,6 +206,7 @@ def measured(name: str, kind: str, clip: bool, pairs: int, device: torch.device)
         statistics.median(a / b for a, b in zip(theirs, ours, strict=True)),
         statistics.median(b / c for b, c in zip(ours, none, strict=True)),
         added(theirs, step) / added(ours, step) if added(ours, step) > 0 else math.nan,
+        statistics.median(a / c for a, c in zip(theirs, none, strict=True)),
     )
 
 
@@ -251,15 +253,15 @@ def draw(measured_rows: list[Row], path: str, title: str) -> None:
     for axis, clip in zip(axes, (True, False), strict=True):
         chosen = [row for row in measured_rows if row.clip is clip][::-1]
         places = range(len(chosen))
-        theirs = [row.torch_ms / row.none_ms for row in chosen]
+        theirs = [row.torch_over_none for row in chosen]
         axis.barh([place + 0.2 for place in places], theirs, 0.38, color="#c9a227", label="PyTorch's scaler")
-        ours = [row.lucid_ms / row.none_ms for row in chosen]
+        ours = [row.lucid_over_none for row in chosen]
         axis.barh([place - 0.2 for place in places], ours, 0.38, color="#2a6f97", label="lucid's scaler")
         axis.axvline(1.0, color="black", linewidth=1, label="float32 without a scaler")
         axis.set_yticks(places, [f"{row.tensors}, {row.optimizer}" for row in chosen])
         axis.set_xlabel(f"{'clip and step' if clip else 'step'}: time over float32's without a scaler")
         axis.grid(axis="x", alpha=0.3)
-    axes[0].legend(loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 
@@ -288,7 +290,7 @@ def main() -> None:
         else:
             on_cuda = device.type == "cuda" and row.clip
             rate = reach(row) if on_cuda else ""
-            print(LINE.format(*row[:2], "yes" if row.clip else "no", *row[3:], rate), flush=True)
+            print(LINE.format(*row[:2], "yes" if row.clip else "no", *row[3:-1], rate), flush=True)
     if arguments.out:
         draw(
             found,
