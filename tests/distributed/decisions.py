@@ -96,6 +96,21 @@ def refuse(dtype: torch.dtype | None, kind: str, grid: bool) -> dict[str, Any]:
     return {"raised": raised, "again": again, "untouched": untouched, "after": after, "scale": scaler.get_scale()}
 
 
+def left_over() -> dict[str, Any]:
+    """The last rank's fused optimizer has another scaler's factor; what every rank raised and changed, and a retry."""
+    weight = own(3, gradient=64.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        optimizer.grad_scale = torch.ones(())
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+    raised = caught(lambda: scaler.step(optimizer))
+    untouched = bool((weight == 1).all() and (weight.grad == 64).all())
+    optimizer.grad_scale = None
+    scaler.step(optimizer)
+    scaler.update()
+    return {"raised": raised, "untouched": untouched, "after": weight.detach().clone()}
+
+
 def fsdp1_without_group(use_orig_params: bool) -> tuple[str, str]:
     """FSDP1 and a scaler that was told of no group."""
     layout = fsdp1("sgd", use_orig_params)

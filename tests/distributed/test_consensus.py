@@ -37,6 +37,16 @@ def test_a_refusal_on_one_rank_is_an_error_on_every_rank(
     assert "rank 1" not in last["raised"][1]
 
 
+def test_a_left_over_factor_on_one_rank_is_an_error_on_every_rank(pair: Team) -> None:
+    """The other rank hears of it instead of waiting; without the factor both step to 1 - 64 / 4 = -15."""
+    for rank, seen in enumerate(pair.run("decisions.left_over")):
+        assert seen["raised"][0] == "RuntimeError"
+        assert "grad_scale" in seen["raised"][1]
+        assert ("rank 1" in seen["raised"][1]) == (rank == 0)
+        assert seen["untouched"]
+        assert seen["after"].tolist() == [-15.0] * 3
+
+
 def test_a_refusal_crosses_a_grid(quartet: Team) -> None:
     """On a 2×2 mesh the rank that shares neither row nor column with the refusing one raises too."""
     for rank, seen in enumerate(quartet.run("decisions.refuse", torch.float16, "unscale_", True)):
