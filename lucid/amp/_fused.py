@@ -50,7 +50,8 @@ def refuse_left_over(optimizer: Any) -> None:
 
     PyTorch's scaler takes both away after a step, but not after one that raised.
     """
-    if not _torch.step_takes_factor(optimizer):
+    groups = getattr(optimizer, "param_groups", ())
+    if not (_torch.step_takes_factor(optimizer) or any(group.get("fused") for group in groups)):
         return
     for name in ("grad_scale", "found_inf"):
         if getattr(optimizer, name, None) is not None:
