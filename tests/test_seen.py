@@ -2,6 +2,7 @@
 
 import weakref
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -125,6 +126,33 @@ def test_what_is_gone_leaves_its_place_to_others() -> None:
         assert not any(seen.has_none_of([tensor], spans(tensor)) for tensor in tensors)
         addresses |= set(map(id, tensors))
         del tensors
+
+
+def test_after_clear_what_is_added_is_known_though_all_before_was_gone() -> None:
+    """An iteration whose tensors were freed before anybody asked leaves nothing behind."""
+    seen, tensor = Seen(), torch.zeros(3)
+    for _ in range(2):
+        gone = torch.zeros(3)
+        seen.add([gone], spans(gone))
+        del gone
+        assert seen.has_none_of([tensor], spans(tensor))
+        seen.clear()
+        seen.add([tensor], spans(tensor))
+        assert not seen.has_none_of([tensor], spans(tensor))
+        seen.clear()
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 40])
+def test_many_are_told_apart_as_few_are(count: int) -> None:
+    """However many are asked about at once: the gaps between are free, and one overlap among them is found."""
+    buffer = torch.zeros(4 * count + 4)
+    known, free = list(buffer.split(2))[::2], list(buffer.split(2))[1::2]
+    seen = Seen()
+    seen.add(known, spans(*known))
+    assert seen.has_none_of(free[:count], spans(*free[:count]))
+    clash = [*free[: count - 1], buffer[4 * count - 1 : 4 * count + 1]]
+    assert not seen.has_none_of(clash, spans(*clash))
+    assert not seen.has_none_of([*free[: count - 1], known[count]], spans(*free[: count - 1], known[count]))
 
 
 def test_a_known_tensor_that_was_moved_is_known() -> None:

@@ -78,7 +78,7 @@ class Seen:
     def clear(self) -> None:
         """Forget all of them."""
         self.added.clear()
-        if self._by_id:
+        if self._with_regions or self._with_spans:
             self._by_id.clear()
             self._by_region.clear()
             self._sorted.clear()
