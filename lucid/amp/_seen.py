@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lucid.amp._memory import Region, Spans, region, stored
+from lucid.amp._memory import Region, Spans, are_apart, region, stored
 
-_BEGIN = operator.itemgetter(0)
+_BEGIN, _END = operator.itemgetter(0), operator.itemgetter(1)
 
 _FEW = 16
-"""Spans that are sorted in one by one: fewer steps than to sort all again."""
+"""Spans of fewer tensors are sorted in, or looked up, one by one: fewer steps than to sort all again."""
 
 
 class Seen:
@@ -59,12 +59,21 @@ class Seen:
     def has_none_of(self, tensors: Sequence[Tensor], spans: Spans) -> bool:
         """Whether tensors that lie apart in spans are known, at a glance, to be none of these and apart from all.
 
-        False says nothing. Each span is looked up, so that a thousand optimizers cost a thousand times what one does.
+        False says nothing. A thousand optimizers cost a thousand times what one does.
         """
         if not self._index_spans():
             return False
         if not self._by_id.keys().isdisjoint(map(id, tensors)) and any(map(self._is_known, tensors)):
             return False
+        return (len(tensors) >= _FEW and self._are_apart_from(spans)) or self._is_each_apart(spans)
+
+    def _are_apart_from(self, spans: Spans) -> bool:
+        """Whether spans and all that was added, also of tensors that are gone, lie apart: sorted together."""
+        begins, ends = spans
+        return are_apart(([*map(_BEGIN, self._sorted), *begins], [*map(_END, self._sorted), *ends]))
+
+    def _is_each_apart(self, spans: Spans) -> bool:
+        """Whether each span is apart from all living ones: looked up one by one."""
         for begin, end in zip(*spans, strict=True):
             spot = bisect.bisect_left(self._sorted, end, key=_BEGIN)
             while spot and self._sorted[spot - 1][1] > begin:
@@ -114,7 +123,8 @@ class Seen:
         return True
 
     def _note_ids(self, tensors: Sequence[weakref.ref[Tensor]]) -> None:
-        self._by_id.update((id(living), tensor) for tensor in tensors if (living := tensor()) is not None)
+        # One that is gone is noted under None's id, where nobody looks.
+        self._by_id.update(zip(map(id, [tensor() for tensor in tensors]), tensors, strict=True))
 
 
 def _lies_at(place: Region, tensor: Tensor | None) -> bool:
