@@ -146,11 +146,13 @@ def test_numbers_are_read_in_their_order(values: list[float]) -> None:
 def test_a_flag_that_stayed_zero_is_lent_again() -> None:
     """The next verdict is made of the same tensor; one that told of an overflow is not used again."""
     by, good, bad = Divisor(4.0), *(by_device_and_dtype([torch.tensor([value])]) for value in (12.0, math.inf))
-    (flag,) = by.divide_(good)
-    assert not by.read([flag])
-    (overflow,) = by.judge(bad)
-    assert overflow is flag
-    assert by.read([overflow])
-    (fresh,) = by.judge(good)
-    assert fresh is not flag
-    assert not by.read([fresh])
+    cpu = torch.device("cpu")
+    lent = by.divide_(good)
+    flag = lent[cpu]
+    assert not by.read(lent)
+    overflow = by.judge(bad)
+    assert overflow[cpu] is flag
+    assert by.read(overflow)
+    fresh = by.judge(good)
+    assert fresh[cpu] is not flag
+    assert not by.read(fresh)

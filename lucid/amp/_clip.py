@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lucid.amp import _division, _norms, _torch
 from lucid.amp._consensus import Consensus, Poll
-from lucid.amp._division import DIVIDES_IN, Divisor
+from lucid.amp._division import DIVIDES_IN, Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._memory import region
 from lucid.amp._shares import Part, Shares
@@ -84,7 +84,7 @@ def clip_(
 ) -> Clipped:
     """Divide all gradients in place by the scale, and clip the chosen ones."""
     if gradients.divided or not _norms.is_additive(clipping.order):
-        verdict = divisor.divide_(gradients.buckets) + divisor.judge(by_device_and_dtype(gradients.divided))
+        verdict = divisor.judge(by_device_and_dtype(gradients.divided), divisor.divide_(gradients.buckets))
         return _clip_true(chosen, clipping, divisor.read(verdict))
     buckets = gradients.buckets if chosen is gradients.fresh else by_device_and_dtype(chosen)
     parts, verdict = _norms.power(buckets, clipping.order), divisor.divide_(by_device_and_dtype(others))
@@ -98,21 +98,31 @@ def clip_(
     return Clipped(_tensor(norm, buckets), overflow=False)
 
 
-def clip_together_(
+class Agreed(NamedTuple):
+    """What all ranks have agreed on, none having changed a gradient yet: the norm, of what, and what lies beside."""
+
+    poll: Poll
+    parts: list[Part]
+    beside: list[Part]
+
+
+def refuse_to_count(clipping: Clipping) -> None:
+    """Refuse the one order for which ranks cannot tell a norm together."""
+    if clipping.order == 0:
+        raise ValueError("norm_type 0 counts tensors, and ranks hold parts of tensors. Use a norm_type other than 0.")
+
+
+def agree(
     optimizer: Any,
     gradients: Gradients,
+    chosen: list[Tensor],
+    others: list[Tensor],
     divisor: Divisor,
     clipping: Clipping,
     groups: Sequence[Any],
     consensus: Consensus,
-) -> Clipped:
-    """Do what :func:`clip_` does, with the norm and the verdict of all ranks of the groups.
-
-    Nothing is changed before all ranks have agreed, so every gradient is read before the one multiplication.
-    """
-    if clipping.order == 0:
-        raise ValueError("norm_type 0 counts tensors, and ranks hold parts of tensors. Use a norm_type other than 0.")
-    chosen, others = clipping.split(optimizer, gradients)
+) -> Agreed:
+    """Read the gradients, and agree on norm and verdict with all ranks of the groups; nothing is changed."""
     fresh = {id(tensor) for tensor in gradients.fresh}
     parameters = {id(tensor): parameter for parameter, tensor in gradients.pairs}
     parts = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in chosen]
@@ -125,7 +135,13 @@ def clip_together_(
         (norm,), _ = _look([shares.resolve(poll.questions, consensus)], divisor, clipping.order)
         rest = consensus.measure(optimizer, groups, Poll(norm, clipping.order), scale=divisor.scale)
         poll = poll._replace(norm=_norms.combined([poll.norm, rest.norm], clipping.order))
-    buckets = by_device_and_dtype(chosen)
+    return Agreed(poll, parts, beside)
+
+
+def clip_together_(agreed: Agreed, gradients: Gradients, divisor: Divisor, clipping: Clipping) -> Clipped:
+    """Do what :func:`clip_` does, by the norm and the verdict of all ranks."""
+    poll, parts, beside = agreed
+    buckets = by_device_and_dtype([part.values for part in parts])
     if poll.overflow:
         divisor.divide_(gradients.buckets, judged=False)
         return Clipped(_tensor(poll.norm if not math.isfinite(poll.norm) else math.inf, buckets), overflow=True)
@@ -169,9 +185,9 @@ def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order
     return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
 
 
-def _read(parts: list[Tensor], verdict: list[Tensor], order: float) -> tuple[bool, float]:
+def _read(parts: list[Tensor], verdict: Verdict, order: float) -> tuple[bool, float]:
     """Return whether the verdict overflowed, and the total power of the parts, in one host read."""
-    read = _division.numbers(parts + verdict)
+    read = _division.numbers([*parts, *verdict.values()])
     powers = read[: len(parts)]
     total = sum(powers) if order < math.inf or any(map(math.isnan, powers)) else max(powers, default=0.0)
     return any(number > 0 for number in read[len(parts) :]), total

@@ -3,7 +3,7 @@
 Knows strided tensors, their dtypes and their devices. Refuses to know optimizers: which tensors are
 gradients, and whether they may be divided, was settled before.
 
-A verdict is a list of flags, one a device, that the host has not read yet.
+A verdict holds one flag a device, which the host has not read yet.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ DIVIDES_IN: dict[torch.dtype, torch.dtype] = {
     torch.float64: torch.float64,
 }
 """The dtype of a gradient → the dtype in which it is divided; the quotient is then rounded back once."""
+
+Verdict: TypeAlias = dict[torch.device, Tensor]
+"""A flag on each device: float32, zero-dimensional, above zero where a quotient there is not finite."""
 
 PIECE = 2**23
 """Elements of the workspace, which is float32: 32 MiB."""
@@ -41,6 +45,11 @@ class Factors:
         """Return the factor there; the same tensor at every call, so that a captured graph follows it."""
         factor = self._tensors.get((device, dtype))
         if factor is None:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"the scale was used for the first time on {device} inside a CUDA graph capture. Call scale() once "
+                    "on that device before the capture, so that the graph follows the scale."
+                )
             self.make(device, dtype)
             factor = self._tensors[device, dtype]
             if type(factor) is not Tensor:
@@ -56,10 +65,6 @@ class Factors:
             with torch.inference_mode(False):
                 self._tensors[device, dtype] = torch.full((), self._value, dtype=dtype, device=device)
 
-    def has(self, device: torch.device) -> bool:
-        """Whether the float32 factor was made there already."""
-        return (device, torch.float32) in self._tensors
-
     def set(self, value: float) -> None:
         """Put another number into every tensor that exists."""
         self._value = value
@@ -68,15 +73,15 @@ class Factors:
 
 
 class Flags:
-    """The tensors that verdicts are made of: float32, zero-dimensional, one a device, above zero for an overflow.
+    """The flags that verdicts are made of.
 
     One that was read and found to be zero is lent again, which spares a launch for each optimizer and step.
     """
 
     def __init__(self) -> None:
-        self._zeros: dict[torch.device, Tensor] = {}
+        self._zeros: Verdict = {}
 
-    def of(self, verdict: dict[torch.device, Tensor], device: torch.device) -> Tensor:
+    def of(self, verdict: Verdict, device: torch.device) -> Tensor:
         """Return the verdict's flag on a device; it is zero until a quotient there is not finite."""
         flag = verdict.get(device)
         if flag is None:
@@ -87,14 +92,11 @@ class Flags:
             verdict[device] = flag
         return flag
 
-    def read(self, verdict: list[Tensor]) -> bool:
+    def read(self, verdict: Verdict) -> bool:
         """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
-        if not verdict:
-            return False
-        overflow = (verdict[0].item() if len(verdict) == 1 else max(numbers(verdict))) > 0
+        overflow = max(numbers(list(verdict.values())), default=0.0) > 0.0
         if not overflow:
-            for flag in verdict:
-                self._zeros[flag.device] = flag
+            self._zeros.update(verdict)
         return overflow
 
 
@@ -123,14 +125,14 @@ class Divisor:
         self._reciprocals.set(1.0 / scale)
         self._multiplies = _multiplies_exactly(scale)
 
-    def divide_(self, buckets: list[Bucket], judged: bool = True) -> list[Tensor]:
+    def divide_(self, buckets: list[Bucket], judged: bool = True) -> Verdict:
         """Divide in place and return the verdict on the quotients; nothing is read by the host.
 
         Args:
             buckets: of any devices and of the dtypes of ``DIVIDES_IN``; no memory twice.
             judged: False where the verdict is known, so that the quotients need not be looked at.
         """
-        verdict: dict[torch.device, Tensor] = {}
+        verdict: Verdict = {}
         for device, dtype, bucket in buckets:
             overflow = self._flags.of(verdict, device)
             if self._multiplies and _torch.has_check_and_multiply(device.type, dtype):
@@ -141,23 +143,23 @@ class Divisor:
                     self._check(bucket, overflow)
             else:
                 self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow)
-        return list(verdict.values())
+        return verdict
 
-    def judge(self, buckets: list[Bucket]) -> list[Tensor]:
-        """Return the verdict on tensors that hold their true values already."""
-        verdict: dict[torch.device, Tensor] = {}
+    def judge(self, buckets: list[Bucket], verdict: Verdict | None = None) -> Verdict:
+        """Return the verdict on tensors that hold their true values already, added to another one if given."""
+        verdict = {} if verdict is None else verdict
         for device, _, bucket in buckets:
             self._check(bucket, self._flags.of(verdict, device))
-        return list(verdict.values())
+        return verdict
 
-    def judge_quotients(self, buckets: list[Bucket]) -> list[Tensor]:
+    def judge_quotients(self, buckets: list[Bucket]) -> Verdict:
         """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
-        verdict: dict[torch.device, Tensor] = {}
+        verdict: Verdict = {}
         for device, dtype, bucket in buckets:
             divisor = self.tensors.on(device, DIVIDES_IN[dtype])
             for group in pieces(bucket):
                 self._check(_quotients(group, divisor), self._flags.of(verdict, device))
-        return list(verdict.values())
+        return verdict
 
     def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor) -> None:
         divisor = self.tensors.on(bucket[0].device, dtype)

@@ -20,7 +20,7 @@ from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
 from lucid.amp._schedule import Schedule, Standing
 from lucid.amp._settings import Settings
-from lucid.amp._stages import Stage, Turn
+from lucid.amp._stages import READY, STEPPED, Turn
 from lucid.amp._unscaling import Unscaling
 
 
@@ -109,12 +109,12 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             return outputs
-        if self._scale_observers:
-            # Multiplies nothing: what a generator yields becomes a list, which can be told, too.
-            outputs = _outputs.multiplied(outputs, lambda _: None)
+        if not self._scale_observers:
+            return _outputs.multiplied(outputs, self._factor)
+        # Multiplies nothing: what a generator yields becomes a list, which can be told, too.
+        outputs = _outputs.multiplied(outputs, lambda _: None)
         scaled = _outputs.multiplied(outputs, self._factor)
-        if self._scale_observers:
-            self._tell_scaled(outputs)
+        self._tell_scaled(outputs)
         return scaled
 
     def unscale_(self, optimizer: Any) -> None:
@@ -218,7 +218,7 @@ class GradScaler(Settings, Events):
         if args or kwargs:
             _stages.refuse_closure(args, kwargs)
         turn = self._stages.of(optimizer)
-        due = turn.stage is Stage.READY
+        due = turn.stage is READY
         if not due:
             turn.may_step()
             due = self._unscaling.is_due(optimizer, turn)
@@ -255,8 +255,8 @@ class GradScaler(Settings, Events):
         for turn in self._stages.called:
             # An optimizer that was unscaled and never stepped is read here.
             overflow = overflow or (turn.overflow is not False and self._unscaling.overflowed(turn))
-            if turn.stage is not Stage.READY:
-                skipped.append(turn.stage is Stage.STEPPED and turn.skipped is True)
+            if turn.stage is not READY:
+                skipped.append(turn.stage is STEPPED and turn.skipped is True)
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         now, after = self._standing, given or self._schedule.next(self._standing, overflow)
         self._stages.clear()
@@ -266,24 +266,19 @@ class GradScaler(Settings, Events):
 
     def _factor(self, output: Tensor) -> Tensor:
         """Return the scale on an output's device, and remember the output."""
-        factors = self._divisor.tensors
-        if output.is_cuda and not factors.has(output.device) and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"scale() was used for the first time on {output.device} inside a CUDA graph capture. Call scale() "
-                "once on that device before the capture, so that the graph follows the scale."
-            )
+        factors, device = self._divisor.tensors, output.device
         if torch.compiler.is_dynamo_compiling():
             # Before the compiler sees that there is none, or its graph would be made again at the second call.
-            factors.make(output.device)
-            return factors.on(output.device)
-        factor = factors.on(output.device)
+            factors.make(device)
+            return factors.on(device)
+        factor = factors.on(device)
         if type(factor) is Tensor:  # else it is fake, and its output no loss of this iteration
             self._scaled.append(weakref.ref(output))
         return factor
 
     def _skip(self, optimizer: Any, turn: Turn) -> None:
-        first = not any(other.stage is Stage.STEPPED and other.skipped for other in self._stages.called)
-        turn.stage, turn.skipped = Stage.STEPPED, True
+        first = not any(other.stage is STEPPED and other.skipped for other in self._stages.called)
+        turn.stage, turn.skipped = STEPPED, True
         self._tell_skipped(optimizer, _gradients.named(optimizer), self._standing.scale, first)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -48,13 +48,13 @@ class Gradients:
         fresh: the tensors to divide, each memory once.
         buckets: the same, by device and dtype.
         divided: the tensors that hold their true values already and are only judged.
-        parameters: the parameters that have a gradient, in the optimizer's order.
-        values: the values of each one's gradient.
+        coalesced: what sparse gradients were, and what they become once they are divided, by the id of the former.
+        values: the values of each gradient, in the optimizer's order.
         wholes: the gradients themselves that hold an element.
         places: where the values of ``wholes`` lie.
     """
 
-    __slots__ = ("_coalesced", "buckets", "divided", "fresh", "parameters", "places", "values", "wholes")
+    __slots__ = ("_optimizer", "buckets", "coalesced", "divided", "fresh", "places", "values", "wholes")
 
     def __init__(self, optimizer: Any, seen: Seen) -> None:
         """Find, check and sort; nothing is changed.
@@ -69,41 +69,47 @@ class Gradients:
             TypeError: another dtype or a layout that cannot be divided.
             RuntimeError: a gradient is an inference tensor.
         """
-        self.parameters, found = _found(optimizer)
+        self._optimizer = optimizer
+        found = _found(optimizer)
         spans, buckets = _plain(found, seen)
-        self._coalesced: dict[int, tuple[Tensor, Tensor]] = {}
+        self.coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         self.divided: list[Tensor] = []
         if buckets is not None:
             self.values = self.fresh = self.wholes = found
             self.places: _memory.Spans | list[_memory.Region] = spans
             self.buckets = buckets
         else:
-            _refuse(optimizer, self.parameters, found)
-            owned = zip(self.parameters, found, strict=True)
+            owned = list(zip(self.parameters, found, strict=True))
+            _refuse(optimizer, owned)
             self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
             self.fresh, self.wholes, self.places = [], [], []
             self._sort(optimizer, found, seen, self.places)
             self.buckets = by_device_and_dtype(self.fresh)
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters that have a gradient, in the optimizer's order."""
+        groups = self._optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
+
+    @property
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter that has a gradient, with its values, in the optimizer's order."""
+        """Each of these parameters, with the values of its gradient."""
         return zip(self.parameters, self.values, strict=True)
 
     def put_back(self) -> None:
         """Put coalesced gradients, once they are divided, into their parameters."""
-        if self._coalesced:
-            for parameter in self.parameters:
-                if id(parameter.grad) in self._coalesced:
-                    parameter.grad = self._coalesced[id(parameter.grad)][1]
+        for parameter in self.parameters:
+            if id(parameter.grad) in self.coalesced:
+                parameter.grad = self.coalesced[id(parameter.grad)][1]
 
     def _dense(self, optimizer: Any, parameter: Tensor, whole: Tensor) -> Tensor:
         """Return the strided values of one gradient, every stored element once."""
         if whole.layout is torch.sparse_coo and not whole.is_coalesced():
             # Entries of one index are summed first: their sum may overflow where they do not.
-            if id(whole) not in self._coalesced:
-                self._coalesced[id(whole)] = (whole, whole.coalesce())
-            whole = self._coalesced[id(whole)][1]
+            if id(whole) not in self.coalesced:
+                self.coalesced[id(whole)] = (whole, whole.coalesce())
+            whole = self.coalesced[id(whole)][1]
         values = _strided(whole)
         if values is None:
             raise _refusals.layout(optimizer, parameter)
@@ -123,7 +129,7 @@ class Gradients:
                 (self.divided if seen.has(whole, place) else self.fresh).append(tensor)
             places.add(place)
             # Every tensor of that memory is noted: the first may be gone when another optimizer meets the second.
-            self.wholes.append(self._coalesced.get(id(whole), (whole, whole))[1])
+            self.wholes.append(self.coalesced.get(id(whole), (whole, whole))[1])
             regions.append(place)
         clash = _memory.first_overlap(places.union(seen.regions()))
         if clash is not None:
@@ -163,19 +169,17 @@ def _strided(whole: Tensor) -> Tensor | None:
     return _memory.stored(whole.to_local() if hasattr(whole, "to_local") else whole)
 
 
-def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return an optimizer's parameters that have a gradient, and their gradients."""
+def _found(optimizer: Any) -> list[Tensor]:
+    """Return an optimizer's gradients."""
     if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
         raise _refusals.no_optimizer(optimizer)
-    parameters: list[Tensor] = []
     gradients: list[Tensor] = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is not None:
-                parameters.append(parameter)
                 gradients.append(gradient)
-    return parameters, gradients
+    return gradients
 
 
 def _plain(gradients: list[Tensor], seen: Seen) -> tuple[_memory.Spans, list[Bucket] | None]:
@@ -217,9 +221,9 @@ def _plain(gradients: list[Tensor], seen: Seen) -> tuple[_memory.Spans, list[Buc
     return spans, buckets
 
 
-def _refuse(optimizer: Any, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-    """Raise for the first gradient whose dtype cannot be divided, or that cannot be changed."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
+def _refuse(optimizer: Any, owned: list[tuple[Tensor, Tensor]]) -> None:
+    """Raise for the first parameter whose gradient has a dtype that cannot be divided, or cannot be changed."""
+    for parameter, gradient in owned:
         if gradient.dtype not in DIVIDES_IN:
             raise _refusals.dtype(optimizer, parameter, gradient)
         if gradient.is_inference():

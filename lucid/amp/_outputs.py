@@ -42,7 +42,8 @@ def multiplied(outputs: Any, factor: Factor, path: str = "outputs") -> Any:
         TypeError: a leaf is something else, or an integer or bool tensor.
     """
     if isinstance(outputs, Tensor):
-        if outputs.dtype not in _MULTIPLIES_IN:
+        dtypes = _MULTIPLIES_IN.get(outputs.dtype)
+        if dtypes is None:
             raise TypeError(
                 f"scale() takes float16, bfloat16, float32, float64 and complex tensors, but {path} is "
                 f"{outputs.dtype}. Scale the loss."
@@ -50,7 +51,7 @@ def multiplied(outputs: Any, factor: Factor, path: str = "outputs") -> Any:
         number = factor(outputs)
         if number is None:
             return outputs
-        product, returned = _MULTIPLIES_IN[outputs.dtype]
+        product, returned = dtypes
         if product is outputs.dtype:
             return outputs * number
         return (outputs.to(product) * number).to(returned)

@@ -20,6 +20,9 @@ class Stage(enum.Enum):
     STEPPED = "stepped"
 
 
+READY, UNSCALED, STEPPED = Stage
+
+
 class Turn:
     """One optimizer's part in an iteration, and the answer about its last step.
 
@@ -38,19 +41,19 @@ class Turn:
         self.find = _reference(optimizer)
         self._type = type(optimizer)
         self.called = False
-        self.stage = Stage.READY
+        self.stage = READY
         self.by_step = False
         self.overflow: Any = False
         self.skipped: bool | None = None
 
     def may_unscale(self) -> None:
         """Raise RuntimeError unless the gradients are still scaled."""
-        if self.stage is Stage.UNSCALED:
+        if self.stage is UNSCALED:
             raise RuntimeError(
                 f"unscale_() already ran for this {self._type.__name__} since the last update(); its gradients hold "
                 "their true values. Call step(optimizer) next, or update() to give this iteration up."
             )
-        if self.stage is Stage.STEPPED:
+        if self.stage is STEPPED:
             raise RuntimeError(
                 f"unscale_() came after step() for this {self._type.__name__}. Call unscale_() between backward() and "
                 "step(), and update() before the next iteration."
@@ -58,7 +61,7 @@ class Turn:
 
     def may_step(self) -> None:
         """Raise RuntimeError if this optimizer was stepped already."""
-        if self.stage is Stage.STEPPED:
+        if self.stage is STEPPED:
             raise RuntimeError(
                 f"step() already ran for this {self._type.__name__} since the last update(). Call update() once after "
                 "the steps of an iteration, then step again."
@@ -89,6 +92,7 @@ class Stages:
     def __init__(self) -> None:
         self.called: list[Turn] = []
         self._by_id: dict[int, Turn] = {}
+        self._has_met = False
 
     def of(self, optimizer: object) -> Turn:
         """Return the optimizer's turn in this iteration, which knows it from now on."""
@@ -103,7 +107,7 @@ class Stages:
 
     def turns(self) -> list[Turn]:
         """Return the turns of all optimizers that got beyond ready."""
-        return [turn for turn in self.called if turn.stage is not Stage.READY]
+        return [turn for turn in self.called if turn.stage is not READY]
 
     def in_progress(self) -> bool:
         """Whether any optimizer is between ready and the next ``clear``."""
@@ -111,19 +115,18 @@ class Stages:
 
     def clear(self) -> None:
         """Return every optimizer to ready; who was never stepped is forgotten."""
-        never_stepped = False
         for turn in self.called:
             turn.called = turn.by_step = turn.overflow = False
-            turn.stage = Stage.READY
-            never_stepped = never_stepped or turn.skipped is None
-        if never_stepped:
-            self._by_id = {key: turn for key, turn in self._by_id.items() if turn.skipped is not None}
+            turn.stage = READY
         self.called.clear()
+        if self._has_met:  # else all of them were stepped before
+            self._by_id = {key: turn for key, turn in self._by_id.items() if turn.skipped is not None}
+            self._has_met = False
 
     def landed(self, optimizer: object, turn: Turn) -> None:
         """Note that a step landed."""
         if turn.called:
-            turn.stage, turn.skipped = Stage.STEPPED, False
+            turn.stage, turn.skipped = STEPPED, False
         else:  # a hook of the step has updated, and so ended the iteration
             self.remember(optimizer, skipped=False)
 
@@ -149,6 +152,7 @@ class Stages:
         # A loop that makes optimizers must not make the scaler grow.
         self._by_id = {key: turn for key, turn in self._by_id.items() if turn.find() is not None}
         turn = self._by_id[id(optimizer)] = Turn(optimizer)
+        self._has_met = True
         return turn
 
 

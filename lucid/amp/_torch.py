@@ -174,8 +174,7 @@ def has_step_pre_hooks(optimizer: object) -> bool:
 
 def step_takes_factor(optimizer: object) -> bool:
     """Whether the optimizer says that its step divides by a ``grad_scale`` itself."""
-    name = PRIVATE["_step_supports_amp_scaling"]
-    return name is not None and bool(getattr(optimizer, name, False))
+    return bool(getattr(optimizer, PRIVATE["_step_supports_amp_scaling"] or "", False))
 
 
 def step_is_stock(optimizer: Any) -> bool:

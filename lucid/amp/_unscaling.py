@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from lucid.amp import _clip, _fused, _torch
 from lucid.amp._clip import Clipped, Clipping
 from lucid.amp._consensus import Consensus, Poll
-from lucid.amp._division import Divisor
+from lucid.amp._division import Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._reading import Reading
 from lucid.amp._seen import Seen
-from lucid.amp._stages import Stage, Turn
+from lucid.amp._stages import UNSCALED, Turn
 from lucid.amp._torch import by_device_and_dtype
 
 
@@ -47,8 +45,7 @@ class Unscaling:
         try:
             _fused.refuse_left_over(optimizer)
         except RuntimeError as refusal:
-            groups = self._consensus.groups(optimizer) if due else ()
-            self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
+            self._tell(optimizer, self._consensus.groups(optimizer) if due else (), refusal)
 
     @_torch.without_grad
     def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> Reading | None:
@@ -60,20 +57,21 @@ class Unscaling:
             by_step: whether the optimizer is about to be stepped.
         """
         groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
-        gradients = self._collect(optimizer, groups) if groups else Gradients(optimizer, self.divided)
+        try:
+            gradients = Gradients(optimizer, self.divided)
+        except Exception as refusal:
+            self._tell(optimizer, groups, refusal)
+            raise
         in_kernel = by_step and _fused.divides(optimizer, gradients)
-        if groups or in_kernel:
-            reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-            overflow = self._look(optimizer, gradients, groups, reading)
-            if overflow or not in_kernel:
-                self._divide(turn, gradients, judged=False)
-            self._mark(turn, gradients, overflow, by_step)
-            return reading if in_kernel and not overflow else None
-        verdict = self._divide(turn, gradients)
-        if gradients.divided:
-            verdict += self._divisor.judge(by_device_and_dtype(gradients.divided))
-        self._mark(turn, gradients, verdict, by_step)
-        return None
+        if not groups and not in_kernel:
+            self._mark(turn, gradients, self._divide(turn, gradients), by_step)
+            return None
+        reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+        overflow = self._look(optimizer, gradients, groups, reading)
+        if overflow or not in_kernel:
+            self._divide(turn, gradients, judged=False)
+        self._mark(turn, gradients, overflow, by_step)
+        return reading if in_kernel and not overflow else None
 
     def _look(self, optimizer: Any, gradients: Gradients, groups: Any, reading: Reading) -> bool:
         """Whether a quotient of any rank overflows; nothing is changed.
@@ -89,52 +87,60 @@ class Unscaling:
     def clip(self, optimizer: Any, turn: Turn, clipping: Clipping) -> Clipped:
         """Divide an optimizer's gradients and clip them, on all ranks by the norm of all."""
         groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
-        if groups:
-            gradients = self._collect(optimizer, groups, clipping.order)
-            clipped = _clip.clip_together_(optimizer, gradients, self._divisor, clipping, groups, self._consensus)
-        else:
+        try:
             gradients = Gradients(optimizer, self.divided)
             chosen, others = clipping.split(optimizer, gradients)
-            try:
+            if groups:
+                _clip.refuse_to_count(clipping)
+        except Exception as refusal:
+            self._tell(optimizer, groups, refusal, clips=True)
+            raise
+        if groups:
+            agreed = _clip.agree(optimizer, gradients, chosen, others, self._divisor, clipping, groups, self._consensus)
+        try:
+            if groups:
+                clipped = _clip.clip_together_(agreed, gradients, self._divisor, clipping)
+            else:
                 clipped = _clip.clip_(chosen, others, gradients, self._divisor, clipping)
-            except BaseException:
-                self._give_up(turn, gradients)
-                raise
+        except BaseException:
+            self._give_up(turn, gradients)
+            raise
         self._mark(turn, gradients, clipped.overflow, by_step=False)
         return clipped
 
     def overflowed(self, turn: Turn) -> bool:
         """Whether the turn's optimizer overflowed: read once by the host, and kept."""
-        if turn.overflow is not True and turn.overflow is not False:
-            turn.overflow = self._divisor.read(turn.overflow)
-        overflow: bool = turn.overflow
+        overflow: bool | Verdict = turn.overflow
+        if isinstance(overflow, dict):
+            overflow = turn.overflow = self._divisor.read(overflow)
         return overflow
 
-    def _collect(self, optimizer: Any, groups: Any, order: float | None = None) -> Gradients:
-        """Find the gradients; before a refusal is raised the other ranks, who clip or step, are told."""
-        try:
-            return Gradients(optimizer, self.divided)
-        except Exception as refusal:
-            if order is not None:
-                self._consensus.measure(optimizer, groups, Poll(0.0, order), refusal, self._divisor.scale)
-            else:
-                self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
-            raise
+    def _tell(self, optimizer: Any, groups: Any, refusal: Exception, clips: bool = False) -> None:
+        """Tell the other ranks, who step or clip, of a refusal before it is raised here."""
+        if groups and clips:
+            self._consensus.measure(optimizer, groups, Poll(0.0, 2.0), refusal, self._divisor.scale)
+        else:
+            self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
 
-    def _divide(self, turn: Turn, gradients: Gradients, judged: bool = True) -> list[Tensor]:
+    def _divide(self, turn: Turn, gradients: Gradients, judged: bool = True) -> Verdict:
+        """Divide, and judge where asked also what was divided before."""
         try:
-            return self._divisor.divide_(gradients.buckets, judged)
+            verdict = self._divisor.divide_(gradients.buckets, judged)
+            if judged and gradients.divided:
+                self._divisor.judge(by_device_and_dtype(gradients.divided), verdict)
         except BaseException:
             self._give_up(turn, gradients)
             raise
+        return verdict
 
     def _give_up(self, turn: Turn, gradients: Gradients) -> None:
         # Memory ran out, or Ctrl-C: some are divided and some are not. No retry divides or steps by them.
         self._mark(turn, gradients, overflow=True, by_step=False)
 
-    def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | list[Tensor], by_step: bool) -> None:
-        gradients.put_back()
+    def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | Verdict, by_step: bool) -> None:
+        if gradients.coalesced:
+            gradients.put_back()
         self.divided.add(gradients.wholes, gradients.places)
         turn.by_step = by_step
         turn.overflow = overflow
-        turn.stage = Stage.UNSCALED
+        turn.stage = UNSCALED

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from drill import SCALE, local, poison_gradient
 from team import named
 from torch import Tensor, nn
 
-from lucid.amp import GradScaler
+from lucid.amp import GradScaler, _torch
 
 
 def clip(layout: str, max_norm: float, norm_type: float, optimizer: str = "sgd") -> dict[str, Any]:
@@ -63,6 +64,17 @@ def refuse_while_clipping() -> dict[str, Any]:
     return {"raised": raised, "untouched": bool((parameter.grad == 64).all())}
 
 
+def ask_wrongly(what: str) -> dict[str, Any]:
+    """The last rank asks for the norm of a parameter that its optimizer does not have, or for order 0."""
+    wrong = dist.get_rank() == dist.get_world_size() - 1
+    parameter, stranger = own(3, gradient=64.0), own(1, gradient=64.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+    asked: dict[str, Any] = {"parameters": {"parameters": [stranger]}, "norm_type": {"norm_type": 0.0}}[what]
+    raised = caught(lambda: scaler.clip_grad_norm_(optimizer, 1.0, **(asked if wrong else {})))
+    return {"raised": raised, "untouched": bool((parameter.grad == 64).all())}
+
+
 def subset() -> tuple[float, list[float]]:
     """The norm is asked of the first of two parameters; the second's gradient is only unscaled."""
     rank = dist.get_rank()
@@ -81,6 +93,26 @@ def huge() -> tuple[float, bool]:
     norm = scaler.clip_grad_norm_(optimizer, 1.0)
     scaler.step(optimizer)
     return float(norm), scaler.step_was_skipped(optimizer)
+
+
+def stop_in_the_middle() -> dict[str, Any]:
+    """Memory runs out between the divisions of a float32 and a float64 gradient, both 9 at scale 3."""
+    parameters = [own(1, gradient=9.0, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    scaler = GradScaler(init_scale=3.0, process_group=dist.group.WORLD)
+    divide, calls = _torch.divide_, iter([True])
+
+    def second_raises(*args: Any) -> None:
+        if not next(calls, False):
+            raise MemoryError("no memory")
+        divide(*args)
+
+    with mock.patch.object(_torch, "divide_", second_raises):
+        first = caught(lambda: scaler.clip_grad_norm_(optimizer, 1e9))
+    again = caught(lambda: scaler.clip_grad_norm_(optimizer, 1e9))
+    scaler.step(optimizer)
+    gradients = sorted(parameter.grad.item() for parameter in parameters)
+    return {"raised": [first, again], "gradients": gradients, "skipped": scaler.step_was_skipped(optimizer)}
 
 
 def _locals(optimizer: torch.optim.Optimizer) -> list[Tensor]:

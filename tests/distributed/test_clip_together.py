@@ -99,6 +99,24 @@ def test_a_refusal_while_clipping_is_an_error_on_every_rank(pair: Team) -> None:
         assert seen["untouched"]
 
 
+@pytest.mark.parametrize(("what", "words"), [("parameters", "parameters[0]"), ("norm_type", "norm_type 0")])
+def test_a_wrong_question_of_one_rank_is_an_error_on_every_rank(pair: Team, what: str, words: str) -> None:
+    """Where one rank alone cannot be asked for that norm, nobody waits for it, and no gradient was touched."""
+    for rank, seen in enumerate(pair.run("clipping.ask_wrongly", what)):
+        assert seen["raised"][0] == "ValueError"
+        assert words in seen["raised"][1]
+        assert ("rank 1" in seen["raised"][1]) == (rank == 0)
+        assert seen["untouched"]
+
+
+def test_a_clip_that_stops_in_the_middle_is_given_up(pair: Team) -> None:
+    """One gradient is divided and one is not: no retry divides, and the step is skipped."""
+    for seen in pair.run("clipping.stop_in_the_middle"):
+        assert [kind for kind, _ in seen["raised"]] == ["MemoryError", "RuntimeError"]
+        assert seen["gradients"] == [3.0, 9.0]
+        assert seen["skipped"]
+
+
 def test_the_norm_of_some_parameters(pair: Team) -> None:
     """parameters= restricts norm and clipping to them on every rank: 3 and 4 make 5, halved by a bound of 2.5."""
     for rank, (norm, gradients) in enumerate(pair.run("clipping.subset")):
