@@ -1,7 +1,8 @@
 """What do scale, step and update cost on a model of two parameters, beyond the bare optimizer step?
 
-Times single iterations in turn in one process: the bare step, PyTorch's scaler, lucid's. Prints the medians of what
-each scaler adds, and the median of the pairwise ratios.
+Times single iterations in turn in one process: the bare step, PyTorch's scaler, lucid's, in an order drawn anew each
+round, so that nobody always follows the same one and finds what it left in the caches. Prints the medians of what each
+scaler adds, and the median of the ratios within a round.
 
 usage: python benchmarks/fixed_cost.py [--device cuda] [--pairs N] [--json]
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -51,11 +53,12 @@ def measured(kind: str, pairs: int, device: torch.device) -> dict[str, Any]:
         iteration(GradScaler(), optimizer, loss),
     ]
     times: list[list[float]] = [[], [], []]
+    draw = random.Random(0)
     for round_ in range(pairs + 50):
-        for run, taken in zip(runs, times, strict=True):
-            elapsed = seconds(run, device) * 1e6
+        for index in draw.sample(range(3), 3):
+            elapsed = seconds(runs[index], device) * 1e6
             if round_ >= 50:
-                taken.append(elapsed)
+                times[index].append(elapsed)
     bare, theirs, ours = times
     added = [statistics.median(b - a for a, b in zip(bare, other, strict=True)) for other in (theirs, ours)]
     ratios = [(c - a) / (b - a) for a, b, c in zip(bare, theirs, ours, strict=True) if b > a]

@@ -167,7 +167,7 @@ class WithLucid(Rival):
         self.scaler.update()
 
 
-def milliseconds(function: Callable[[], None], device: torch.device) -> float:
+def milliseconds(function: Callable[[], object], device: torch.device) -> float:
     """How long a call takes until the device is done."""
     if device.type != "cuda":
         return seconds(function, device) * 1e3
@@ -235,7 +235,7 @@ def bandwidth(device: torch.device) -> float:
     """Bytes read and written by a device-to-device copy of 4 GiB, in TB/s."""
     source = torch.zeros(2**30, device=device)
     target = torch.empty_like(source)
-    taken = [milliseconds(lambda: target.copy_(source) and None, device) for _ in range(12)][2:]
+    taken = [milliseconds(lambda: target.copy_(source), device) for _ in range(12)][2:]
     return 2 * source.nbytes / statistics.median(taken) / 1e9
 
 

@@ -95,6 +95,7 @@ def test_a_captured_backward_follows_the_scale() -> None:
     parameter, scaler = Parameter(torch.ones(3, device="cuda")), GradScaler(4.0)
     optimizer = torch.optim.SGD([parameter], lr=0.0)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         scaler.scale(parameter.sum()).backward()
     torch.cuda.current_stream().wait_stream(stream)

@@ -26,6 +26,8 @@ VERDICTS = [
     ("float32", 0.25, -3e38, True),
     ("float64", 0.5, 3e38, False),
     ("float64", 0.5, 1.5e308, True),
+    ("float64", 65536.0, 1e39, False),  # beyond float32, through which CUDA's check-and-multiply looks
+    ("float64", 3.0, -1e300, False),
     ("bfloat16", 0.5, 3e38, True),
     ("float32", 2.0**-126, 4.0, True),  # 4 · 2¹²⁶ = 2¹²⁸
     ("float32", 2.0**-126, 3.9999998, False),

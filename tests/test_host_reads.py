@@ -192,32 +192,38 @@ def test_two_optimizers_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reads.count == 2
 
 
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """PyTorch raises where the host waits for CUDA."""
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: its driver counts the waits")
-@pytest.mark.parametrize("scale", [65536.0, 3.0])
-def test_on_cuda_nothing_waits_but_step(scale: float) -> None:
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scale", [65536.0, 3.0, 0.5])
+def test_on_cuda_nothing_waits_but_step(scale: float, dtype: torch.dtype) -> None:
     """PyTorch raises at every wait: scale, unscale_ and update make none, and after clipping step makes none."""
-    scaler = GradScaler(scale)
-    parameter = Parameter(torch.zeros(300, device="cuda"))
+    scaler = GradScaler(scale, growth_interval=2)
+    parameter = Parameter(torch.zeros(300, device="cuda", dtype=dtype))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     for clipped in (False, False, True):
-        parameter.grad = torch.ones(300, device="cuda")
+        parameter.grad = torch.ones(300, device="cuda", dtype=dtype)
         loss = torch.ones((), device="cuda")
         if clipped:
             scaler.clip_grad_norm_(optimizer, 1.0)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             scaler.scale(loss)
             if clipped:
                 scaler.step(optimizer)
             else:
                 scaler.unscale_(optimizer)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         if not clipped:
             scaler.step(optimizer)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             scaler.update()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert not scaler.step_was_skipped(optimizer)

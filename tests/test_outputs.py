@@ -311,13 +311,22 @@ def test_a_first_use_under_fake_tensors_leaves_none_behind() -> None:
     assert scaler.scale(torch.tensor([3.0])).tolist() == [24.0]
 
 
+def test_a_fake_tensor_of_a_device_that_is_not_there_is_scaled() -> None:
+    """Memory is estimated for a GPU on a machine without one, whose PyTorch may know no CUDA."""
+    with FakeTensorMode():
+        scaled = GradScaler(8.0).scale(torch.ones(2, device="cuda"))
+    assert (type(scaled), scaled.device.type) == (FakeTensor, "cuda")
+
+
 def test_a_first_use_inside_a_capture_is_refused(device: torch.device) -> None:
     """The factor must lie outside the graph that follows it: RuntimeError says to call scale once before."""
     if device.type != "cuda":
         pytest.skip("only CUDA captures graphs")
     scaler, loss = GradScaler(4.0), torch.ones((), device=device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match=r"Call scale\(\) once"):
-        scaler.scale(loss)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        loss.add(1.0)  # PyTorch warns of a graph that holds nothing
+        with pytest.raises(RuntimeError, match=r"Call scale\(\) once"):
+            scaler.scale(loss)
     scaler.scale(loss)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

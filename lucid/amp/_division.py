@@ -45,7 +45,7 @@ class Factors:
         """Return the factor there; the same tensor at every call, so that a captured graph follows it."""
         factor = self._tensors.get((device, dtype))
         if factor is None:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     f"the scale was used for the first time on {device} inside a CUDA graph capture. Call scale() once "
                     "on that device before the capture, so that the graph follows the scale."
@@ -135,7 +135,7 @@ class Divisor:
         verdict: Verdict = {}
         for device, dtype, bucket in buckets:
             overflow = self._flags.of(verdict, device)
-            if self._multiplies and _torch.has_check_and_multiply(device.type, dtype):
+            if self._multiplies and _torch.has_check_and_multiply(device, dtype):
                 _torch.check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
             elif DIVIDES_IN[dtype] is dtype:
                 _torch.divide_(bucket, self.tensors.on(device, dtype))
@@ -175,7 +175,7 @@ class Divisor:
     def _check(self, bucket: list[Tensor], overflow: Tensor) -> None:
         """Raise ``overflow`` above zero if an element of the bucket is not finite."""
         device, dtype = bucket[0].device, bucket[0].dtype
-        if _torch.has_check_and_multiply(device.type, dtype):
+        if _torch.has_check_and_multiply(device, dtype):
             _torch.check_and_multiply_(bucket, overflow, self._ones.on(device))
         else:
             largest = torch.stack(list(_torch.norms(bucket, math.inf)))

@@ -41,7 +41,7 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
         and len(gradients.fresh) == len(gradients.values)
         and _memory.are_gapless(gradients.places)
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
-        and all(_proved(kind, device.type, dtype) for device, dtype, _ in gradients.buckets)
+        and all(_proved(kind, device, dtype) for device, dtype, _ in gradients.buckets)
     )
 
 
@@ -85,20 +85,24 @@ def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[Non
 
 
 @functools.cache
-def _proved(optimizer: Any, device_type: str, dtype: torch.dtype) -> bool:
-    """Whether that kernel leaves the correctly rounded quotient behind; tried once, on one gradient."""
+def _proved(optimizer: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether that kernel leaves the correctly rounded quotient behind; tried once, on two gradients."""
     if dtype not in _EXACT:
         return False
-    # More than a vector register holds, so that both of a kernel's loops are tried.
-    values = torch.tensor([1.0, 5.0, -7.0, 1e-3, 3e5] * 7, dtype=dtype, device="cpu")
-    parameter = torch.nn.Parameter(torch.zeros_like(values, device=device_type))
-    parameter.grad = values.to(device_type, copy=True)
-    trial = optimizer([parameter], lr=1e-3, fused=True)
-    trial.grad_scale = torch.full((), 3.0, dtype=torch.float32, device=device_type)
+    # 35 and 36 elements are more than a vector register holds, and whole vectors or not: all of a kernel's loops.
+    values = torch.tensor([1.0, 5.0, -7.0, 1e-3, 3e5] * 7 + [2.0], dtype=dtype, device="cpu")
+    gradients = [values[:size].to(device, copy=True) for size in (35, 36)]
+    parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
     try:
+        trial = optimizer(parameters, lr=1e-3, fused=True)
+        trial.grad_scale = torch.full((), 3.0, dtype=torch.float32, device=device)
         # Unwrapped, so that no hook that is registered for all optimizers hears of the trial.
         with torch.no_grad():
             inspect.unwrap(optimizer.step)(trial)
+    except torch.OutOfMemoryError:  # says nothing, and is asked again
+        raise
     except RuntimeError:
         return False
-    return torch.equal(parameter.grad.cpu(), values / 3.0)
+    return all(torch.equal(gradient.cpu(), values[: gradient.numel()] / 3.0) for gradient in gradients)

@@ -18,6 +18,10 @@ ADDRESSED = {"cpu", "cuda"}
 """The devices on which a pointer is an address in one space, and not a handle."""
 
 
+Spans: TypeAlias = tuple[list[int], list[int]]
+"""Where tensors begin and where they end, each of which fills its span: addresses, in the tensors' order."""
+
+
 class Region(NamedTuple):
     """The bytes of one tensor; equal regions are the same memory.
 
@@ -94,10 +98,6 @@ def overlaps_itself(place: Region) -> bool:
         return False
     starts = place.elements()
     return bool((torch.sort(starts).values.diff() == 0).any())
-
-
-Spans: TypeAlias = tuple[list[int], list[int]]
-"""Where tensors begin and where they end, each of which fills its span: addresses, in the tensors' order."""
 
 
 def are_apart(spans: Spans) -> bool:

@@ -91,16 +91,19 @@ def by_device_and_dtype(tensors: list[Tensor]) -> list[Bucket]:
 
 
 @functools.cache
-def has_check_and_multiply(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether one batched operator checks and multiplies tensors of this dtype there; tried once each."""
+def has_check_and_multiply(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether one batched operator checks and multiplies tensors of this dtype there, exactly; tried once each."""
     batched = PRIVATE["_amp_foreach_non_finite_check_and_unscale_"]
-    if batched is None:
+    # CUDA's looks at a float64 through a float32: it takes 1e39, which is finite, for an overflow.
+    if batched is None or (dtype is torch.float64 and device.type != "cpu"):
         return False
-    # Every dtype is said: a user's default dtype may be another.
-    found = torch.zeros((), dtype=torch.float32, device=device_type)
-    factor = torch.full((), 0.5, dtype=torch.float32, device=device_type)
     try:
-        batched([torch.ones(1, dtype=dtype, device=device_type)], found, factor)
+        # Every dtype is said: a user's default dtype may be another.
+        found = torch.zeros((), dtype=torch.float32, device=device)
+        factor = torch.full((), 0.5, dtype=torch.float32, device=device)
+        batched([torch.ones(1, dtype=dtype, device=device)], found, factor)
+    except torch.OutOfMemoryError:  # says nothing, and is asked again
+        raise
     except (NotImplementedError, RuntimeError):
         return False
     return True

@@ -6,6 +6,7 @@ follows from a verdict.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from lucid.amp import _clip, _fused, _torch
@@ -95,13 +96,12 @@ class Unscaling:
         except Exception as refusal:
             self._tell(optimizer, groups, refusal, clips=True)
             raise
+        clip = functools.partial(_clip.clip_, chosen, others)
         if groups:
             agreed = _clip.agree(optimizer, gradients, chosen, others, self._divisor, clipping, groups, self._consensus)
+            clip = functools.partial(_clip.clip_together_, agreed)
         try:
-            if groups:
-                clipped = _clip.clip_together_(agreed, gradients, self._divisor, clipping)
-            else:
-                clipped = _clip.clip_(chosen, others, gradients, self._divisor, clipping)
+            clipped = clip(gradients, self._divisor, clipping)
         except BaseException:
             self._give_up(turn, gradients)
             raise
