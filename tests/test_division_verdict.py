@@ -1,7 +1,6 @@
 """The verdict on the quotients, the pieces in which large gradients are divided, and what is kept on devices."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -138,11 +137,16 @@ class TestFactors:
 
 
 @pytest.mark.parametrize("values", [[], [1.5], [1.5, -2.0], [1.5, math.inf, 0.0]])
-def test_numbers_are_read_in_their_order(values: list[float]) -> None:
-    """Values of several dtypes come back as Python floats in the order in which they were given."""
-    dtypes: list[Any] = [torch.float64, torch.float32, torch.bfloat16]
-    tensors = [torch.tensor(value, dtype=dtypes[place]) for place, value in enumerate(values)]
+def test_numbers_are_read_in_their_order(values: list[float], device: torch.device) -> None:
+    """Values of several dtypes and devices come back as Python floats in the order in which they were given."""
+    kinds = [(torch.float32, device), (torch.float32, "cpu"), (torch.bfloat16, device)]
+    tensors = [torch.tensor(value, dtype=dtype).to(place) for value, (dtype, place) in zip(values, kinds, strict=False)]
     assert _division.numbers(tensors) == values
+
+
+def test_numbers_keep_the_digits_of_the_widest() -> None:
+    """A float64 beside a float32 is read as it is."""
+    assert _division.numbers([torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.5)]) == [0.1, 0.5]
 
 
 def test_a_flag_that_stayed_zero_is_lent_again() -> None:

@@ -85,15 +85,16 @@ def clip_(
     """Divide all gradients in place by the scale, and clip the chosen ones."""
     if gradients.divided or not _norms.is_additive(clipping.order):
         verdict = divisor.judge(by_device_and_dtype(gradients.divided), divisor.divide_(gradients.buckets))
-        return _clip_true(chosen, clipping, divisor.read(verdict))
+        return _clip_true(chosen, clipping, divisor, verdict)
     buckets = gradients.buckets if chosen is gradients.fresh else by_device_and_dtype(chosen)
     parts, verdict = _norms.power(buckets, clipping.order), divisor.divide_(by_device_and_dtype(others))
-    overflow, total = _read(parts, verdict, clipping.order)
+    overflow, powers = divisor.read_beside(verdict, parts)
+    total = _total(powers, clipping.order)
     norm = _norms.root(total, clipping.order) / divisor.scale
     # No magnitude exceeds the norm, so one comparison clears every quotient. Powers that overflowed, or that are
     # so small that some underflowed, say nothing about it.
     if overflow or not (norm <= _LIMIT and _UNDERFLOW < total < math.inf):
-        return _clip_true(chosen, clipping, divisor.read(divisor.divide_(buckets)) or overflow)
+        return _clip_true(chosen, clipping, divisor, divisor.divide_(buckets), overflow)
     _multiply_(buckets, divisor, clipping.coefficient(norm))
     return Clipped(_tensor(norm, buckets), overflow=False)
 
@@ -174,7 +175,7 @@ def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order
     """Return the norm of tensors over the scale, and whether every quotient is finite."""
     if not buckets:
         return (0.0 if order > 0 else math.inf), True
-    total = max(totals, default=0.0) if order == math.inf else sum(totals)
+    total = _total(totals, order)
     if _UNDERFLOW < total < math.inf and (norm := _norms.root(total, order) / divisor.scale) <= _LIMIT:
         return norm, True
     if divisor.read(divisor.judge_quotients(buckets)):
@@ -185,24 +186,23 @@ def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order
     return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
 
 
-def _read(parts: list[Tensor], verdict: Verdict, order: float) -> tuple[bool, float]:
-    """Return whether the verdict overflowed, and the total power of the parts, in one host read."""
-    read = _division.numbers([*parts, *verdict.values()])
-    powers = read[: len(parts)]
-    total = sum(powers) if order < math.inf or any(map(math.isnan, powers)) else max(powers, default=0.0)
-    return any(number > 0 for number in read[len(parts) :]), total
+def _total(powers: list[float], order: float) -> float:
+    """Return the power of all; NaN where one of them is."""
+    return sum(powers) if order < math.inf or any(map(math.isnan, powers)) else max(powers, default=0.0)
 
 
-def _clip_true(chosen: list[Tensor], clipping: Clipping, overflow: bool) -> Clipped:
-    """Clip gradients that hold their true values already; after an overflow only tell their norm."""
+def _clip_true(
+    chosen: list[Tensor], clipping: Clipping, divisor: Divisor, verdict: Verdict, overflow: bool = False
+) -> Clipped:
+    """Clip gradients that hold their true values already; after an overflow, known or judged, only tell their norm."""
     if not chosen:
-        return Clipped(torch.tensor(0.0), overflow)
+        return Clipped(torch.tensor(0.0), divisor.read(verdict) or overflow)
     buckets = by_device_and_dtype(chosen)
     norm = torch.nn.utils.get_total_norm(chosen, clipping.order)
-    finite = math.isfinite(value := norm.item())
-    if overflow:
-        return Clipped(norm if not finite else torch.full_like(norm, math.inf), overflow=True)
-    if not finite:
+    judged, (value,) = divisor.read_beside(verdict, [norm])
+    if overflow or judged:
+        return Clipped(norm if not math.isfinite(value) else torch.full_like(norm, math.inf), overflow=True)
+    if not math.isfinite(value):
         value = _norms.robust(buckets, clipping.order)
         norm = _tensor(value, buckets)
     _scale_down_(buckets, clipping.coefficient(value))

@@ -94,10 +94,15 @@ class Flags:
 
     def read(self, verdict: Verdict) -> bool:
         """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
-        overflow = max(numbers(list(verdict.values())), default=0.0) > 0.0
+        return self.read_beside(verdict, [])[0]
+
+    def read_beside(self, verdict: Verdict, tensors: list[Tensor]) -> tuple[bool, list[float]]:
+        """Read a verdict, and in the same host read the values of zero-dimensional tensors."""
+        read = numbers([*verdict.values(), *tensors])
+        overflow = max(read[: len(verdict)], default=0.0) > 0.0
         if not overflow:
             self._zeros.update(verdict)
-        return overflow
+        return overflow, read[len(verdict) :]
 
 
 class Divisor:
@@ -106,7 +111,7 @@ class Divisor:
     Attributes:
         scale: the number.
         tensors: the same, as a tensor on each device.
-        read: ``Flags.read`` of the flags that its verdicts are made of.
+        read, read_beside: those of the ``Flags`` that its verdicts are made of.
     """
 
     def __init__(self, scale: float) -> None:
@@ -115,7 +120,7 @@ class Divisor:
         self._reciprocals = Factors(1.0 / scale)
         self._ones = Factors(1.0)
         self._flags = Flags()
-        self.read = self._flags.read
+        self.read, self.read_beside = self._flags.read, self._flags.read_beside
         self._multiplies = _multiplies_exactly(scale)
 
     def set(self, scale: float) -> None:
@@ -195,14 +200,20 @@ def _multiplies_exactly(scale: float) -> bool:
 
 
 def numbers(tensors: list[Tensor]) -> list[float]:
-    """Return the values of zero-dimensional tensors of any devices and dtypes in one host read."""
+    """Return the values of zero-dimensional tensors of any devices and dtypes; the host waits once at most."""
     if len(tensors) == 1:
         return [tensors[0].item()]
+    # To send a number from the CPU to a device would be a wait of its own.
+    read = {on_cpu: iter(_read([t for t in tensors if t.is_cpu is on_cpu])) for on_cpu in (True, False)}
+    return [next(read[tensor.is_cpu]) for tensor in tensors]
+
+
+def _read(tensors: list[Tensor]) -> list[float]:
+    """Return the values of tensors that are all on the CPU or all on other devices."""
     if not tensors:
         return []
-    device = next((tensor.device for tensor in tensors if not tensor.is_cpu), tensors[0].device)
     dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
-    values: list[float] = torch.stack([tensor.to(device, dtype) for tensor in tensors]).tolist()
+    values: list[float] = torch.stack([tensor.to(tensors[0].device, dtype) for tensor in tensors]).tolist()
     return values
 
 

@@ -85,6 +85,18 @@ def subset() -> tuple[float, list[float]]:
     return float(norm), [first.grad.item(), second.grad.item()]
 
 
+def hidden_nan(norm_type: float) -> tuple[float, bool]:
+    """The last rank's float64 gradient is NaN beside a float32 one that is not."""
+    values = (1.0, math.nan if dist.get_rank() == dist.get_world_size() - 1 else 1.0)
+    dtypes = (torch.float32, torch.float64)
+    parameters = [own(2, gradient=value, dtype=dtype) for value, dtype in zip(values, dtypes, strict=True)]
+    optimizer = torch.optim.SGD(parameters, lr=0.0)
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+    norm = scaler.clip_grad_norm_(optimizer, 1.0, norm_type)
+    scaler.step(optimizer)
+    return float(norm), scaler.step_was_skipped(optimizer)
+
+
 def huge() -> tuple[float, bool]:
     """Finite gradients whose squares overflow float32, on every rank."""
     parameter = own(2, gradient=3e38 if dist.get_rank() == 0 else 2e38)

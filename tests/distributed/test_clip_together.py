@@ -99,6 +99,14 @@ def test_a_refusal_while_clipping_is_an_error_on_every_rank(pair: Team) -> None:
         assert seen["untouched"]
 
 
+@pytest.mark.parametrize("norm_type", [math.inf, 2.0, 1.0, 3.0])
+def test_a_nan_of_another_dtype_is_not_lost(pair: Team, norm_type: float) -> None:
+    """The largest of 1 and NaN is no number: both ranks skip."""
+    for norm, skipped in pair.run("clipping.hidden_nan", norm_type):
+        assert not math.isfinite(norm)
+        assert skipped
+
+
 @pytest.mark.parametrize(("what", "words"), [("parameters", "parameters[0]"), ("norm_type", "norm_type 0")])
 def test_a_wrong_question_of_one_rank_is_an_error_on_every_rank(pair: Team, what: str, words: str) -> None:
     """Where one rank alone cannot be asked for that norm, nobody waits for it, and no gradient was touched."""
