@@ -231,7 +231,9 @@ def _scale_down_(buckets: list[Bucket], factor: float) -> None:
             _torch.multiply_(bucket, number)
         else:
             for group in _division.pieces(bucket):
-                _torch.copy_(group, [piece.to(number.dtype).mul_(number) for piece in group])
+                products = _torch.copies(group, number.dtype)
+                _torch.multiply_(products, number)
+                _torch.copy_(group, products)
 
 
 def _tensor(norm: float, buckets: list[Bucket]) -> Tensor:

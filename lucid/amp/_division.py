@@ -142,12 +142,13 @@ class Divisor:
             overflow = self._flags.of(verdict, device)
             if self._multiplies and _torch.has_check_and_multiply(device, dtype):
                 _torch.check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
-            elif DIVIDES_IN[dtype] is dtype:
+            elif DIVIDES_IN[dtype] is dtype or self._multiplies:
+                # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
                 _torch.divide_(bucket, self.tensors.on(device, dtype))
                 if judged:
                     self._check(bucket, overflow)
             else:
-                self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow)
+                self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow if judged else None)
         return verdict
 
     def judge(self, buckets: list[Bucket], verdict: Verdict | None = None) -> Verdict:
@@ -166,15 +167,16 @@ class Divisor:
                 self._check(_quotients(group, divisor), self._flags.of(verdict, device))
         return verdict
 
-    def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor) -> None:
+    def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor | None) -> None:
         divisor = self.tensors.on(bucket[0].device, dtype)
         for group in pieces(bucket):
             self._divide_group_rounding(group, divisor, overflow)
 
-    def _divide_group_rounding(self, group: list[Tensor], divisor: Tensor, overflow: Tensor) -> None:
+    def _divide_group_rounding(self, group: list[Tensor], divisor: Tensor, overflow: Tensor | None) -> None:
         # A function of its own, so that one group's workspace is free before the next one's is taken.
         quotients = _quotients(group, divisor)
-        self._check(quotients, overflow)
+        if overflow is not None:
+            self._check(quotients, overflow)
         _torch.copy_(group, quotients)
 
     def _check(self, bucket: list[Tensor], overflow: Tensor) -> None:
@@ -184,12 +186,13 @@ class Divisor:
             _torch.check_and_multiply_(bucket, overflow, self._ones.on(device))
         else:
             largest = torch.stack(list(_torch.norms(bucket, math.inf)))
-            overflow.add_(largest.isfinite().logical_not().any())
+            # isfinite would be four operators: inf · 0 and NaN · 0 are NaN, which is not 0.
+            overflow.add_(largest.mul_(0.0).ne(0.0).any())
 
 
 def _quotients(group: list[Tensor], divisor: Tensor) -> list[Tensor]:
     """Return the quotients in the divisor's dtype, as new tensors."""
-    quotients = [piece.to(divisor.dtype, copy=True) for piece in group]
+    quotients = _torch.copies(group, divisor.dtype)
     _torch.divide_(quotients, divisor)
     return quotients
 

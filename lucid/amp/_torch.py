@@ -150,6 +150,13 @@ def copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
             target.copy_(source)
 
 
+def copies(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return copies of tensors of one device and dtype in another dtype."""
+    made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    copy_(made, tensors)
+    return made
+
+
 def joined(tensors: list[Tensor]) -> Tensor:
     """Return the elements of tensors of one device and dtype as one vector."""
     if set(map(Tensor.dim, tensors)) == {1}:
