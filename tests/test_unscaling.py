@@ -1,14 +1,14 @@
 """What is left after a division that stops in the middle: nothing is divided twice, and nothing is stepped by."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lucid.amp import GradScaler, _torch
+from lucid.amp import GradScaler, _fused, _norms, _reading, _torch
 
 
 def failing(call: Callable[..., None], error: type[BaseException]) -> Callable[..., None]:
@@ -78,3 +78,55 @@ def test_the_next_iteration_is_as_any(optimizer: torch.optim.SGD, monkeypatch: p
         parameter.grad = torch.full_like(parameter, 6.0)
     scaler.step(optimizer)
     assert [parameter.item() for parameter in parameters] == [-3.0, -3.0]
+
+
+def full(*_: Any) -> NoReturn:
+    """Raise as if there were no memory."""
+    raise MemoryError("no memory")
+
+
+@pytest.fixture(params=[torch.optim.SGD, torch.optim.AdamW], ids=lambda kind: kind.__name__)
+def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.optim.Optimizer:
+    """A fused optimizer that divides gradients of 12 and 0, in a group each, in its kernel."""
+    monkeypatch.setattr(_fused, "WORTHWHILE", 0)
+    parameters = [Parameter(torch.ones(1)) for _ in range(2)]
+    for parameter, value in zip(parameters, (12.0, 0.0), strict=True):
+        parameter.grad = torch.full_like(parameter, value)
+    made: torch.optim.Optimizer = request.param([{"params": [one]} for one in parameters], lr=0.25, fused=True)
+    return made
+
+
+def test_an_error_before_the_kernel_divides_is_made_good(
+    fused: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest of the zeros is read before the step: if that fails, 12 over 4 is 3 all the same; a retry lands."""
+    parameter, scaler = fused.param_groups[0]["params"][0], GradScaler(4.0)
+    with monkeypatch.context() as there, pytest.raises(MemoryError, match="no memory"):
+        there.setattr(_reading, "_power", full)
+        scaler.step(fused)
+    assert parameter.grad.item() == 3.0
+    scaler.step(fused)
+    assert (parameter.grad.item(), scaler.step_was_skipped(fused)) == (3.0, False)
+    assert parameter.item() < 1.0
+    assert not hasattr(fused, "grad_scale")
+
+
+def test_an_error_in_the_kernel_and_another_after_it_are_given_up(
+    fused: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can tell what the kernel has divided, no retry steps by it: the iteration overflowed."""
+    parameter, scaler = fused.param_groups[0]["params"][0], GradScaler(4.0)
+
+    def step(*_: Any) -> None:
+        there.setattr(_norms, "power", full)
+        full()
+
+    with monkeypatch.context() as there, pytest.raises(MemoryError, match="no memory"):
+        there.setattr(type(fused), "_init_group", step)
+        scaler.step(fused)
+    scaler.step(fused)
+    assert scaler.step_was_skipped(fused)
+    assert parameter.item() == 1.0
+    scaler.update()
+    assert scaler.last_update is not None
+    assert scaler.last_update.overflow

@@ -69,17 +69,11 @@ def read(optimizer: Any) -> Reading:
 
 @contextmanager
 def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[None]:
-    """Let the optimizer's step divide the gradients of a reading.
-
-    If the step raises, those that it left scaled are divided here, so that they hold their true values.
-    """
+    """Let the optimizer's step divide the gradients of a reading, which knows afterwards what it left scaled."""
     reading.remember()
     optimizer.grad_scale = divisor.tensors.on(reading.device)
     try:
         yield
-    except BaseException:
-        divisor.divide_(reading.undivided(divisor))
-        raise
     finally:
         del optimizer.grad_scale
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lucid.amp import _fused, _gradients, _meshes, _outputs, _schedule, _settings, _stages
+from lucid.amp import _gradients, _meshes, _outputs, _schedule, _settings, _stages
 from lucid.amp._clip import Clipping
 from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
@@ -224,14 +224,14 @@ class GradScaler(Settings, Events):
             due = self._unscaling.is_due(optimizer, turn)
         if hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"):
             self._unscaling.refuse_left_over(optimizer, due)
-        reading = self._unscaling.unscale(optimizer, turn, by_step=True) if due else None
+        in_kernel = self._unscaling.unscale(optimizer, turn, by_step=True) if due else None
         if self._unscaling.overflowed(turn):
             self._skip(optimizer, turn)
             return None
-        if reading is None:
+        if in_kernel is None:
             result = optimizer.step(*args, **kwargs)
         else:
-            with _fused.dividing(optimizer, reading, self._divisor):
+            with self._unscaling.in_kernel(optimizer, turn, in_kernel):
                 result = optimizer.step(*args, **kwargs)
         self._stages.landed(optimizer, turn)
         return result

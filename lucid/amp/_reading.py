@@ -27,7 +27,7 @@ class Reading:
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
         self._buckets = [bucket for group in groups for bucket in _torch.by_device_and_dtype(list(group))]
-        self._largest: list[Tensor | None] = []
+        self._largest: list[Tensor | None] | None = None
         self.device = next((device for device, _, _ in self._buckets), torch.device("cpu"))
         self.sums = _division.numbers(_norms.power(self._buckets, 2.0))
 
@@ -47,7 +47,9 @@ class Reading:
         ]
 
     def undivided(self, divisor: Divisor) -> list[Bucket]:
-        """Return the buckets that have not been divided since ``remember``."""
+        """Return the buckets that have not been divided since ``remember``, all of them if it was not called."""
+        if self._largest is None:
+            return self._buckets
         found: list[Bucket] = []
         for bucket, total, largest in zip(self._buckets, self.sums, self._largest, strict=True):
             if largest is None:

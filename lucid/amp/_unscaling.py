@@ -7,7 +7,9 @@ follows from a verdict.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from lucid.amp import _clip, _fused, _torch
 from lucid.amp._clip import Clipped, Clipping
@@ -18,6 +20,13 @@ from lucid.amp._reading import Reading
 from lucid.amp._seen import Seen
 from lucid.amp._stages import UNSCALED, Turn
 from lucid.amp._torch import by_device_and_dtype
+
+
+class InKernel(NamedTuple):
+    """Gradients that an optimizer's own kernel is to divide, and the reading that found them finite."""
+
+    gradients: Gradients
+    reading: Reading
 
 
 class Unscaling:
@@ -49,12 +58,12 @@ class Unscaling:
             self._tell(optimizer, self._consensus.groups(optimizer) if due else (), refusal)
 
     @_torch.without_grad
-    def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> Reading | None:
-        """Divide an optimizer's gradients, or return the reading that lets its own kernel do it.
+    def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> InKernel | None:
+        """Divide an optimizer's gradients, or return what lets its own kernel do it (see :meth:`in_kernel`).
 
         Args:
             optimizer: whose gradients are divided.
-            turn: its turn, which then is unscaled and knows the verdict.
+            turn: its turn, which then is unscaled and knows the verdict; not yet where the kernel is to divide.
             by_step: whether the optimizer is about to be stepped.
         """
         groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
@@ -69,10 +78,32 @@ class Unscaling:
             return None
         reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
         overflow = self._look(optimizer, gradients, groups, reading)
-        if overflow or not in_kernel:
-            self._divide(turn, gradients, judged=False)
+        if in_kernel and not overflow:
+            return InKernel(gradients, reading)
+        self._divide(turn, gradients, judged=False)
         self._mark(turn, gradients, overflow, by_step)
-        return reading if in_kernel and not overflow else None
+        return None
+
+    @contextmanager
+    def in_kernel(self, optimizer: Any, turn: Turn, given: InKernel) -> Iterator[None]:
+        """Let the optimizer's step divide; what it leaves scaled when it raises is divided here."""
+        try:
+            self._mark(turn, given.gradients, overflow=False, by_step=True)
+            with _fused.dividing(optimizer, given.reading, self._divisor):
+                yield
+        except BaseException:
+            # From before the kernel, from between two of its groups, or from a hook after it.
+            self._divide_the_rest(turn, given.reading)
+            raise
+
+    @_torch.without_grad
+    def _divide_the_rest(self, turn: Turn, reading: Reading) -> None:
+        try:
+            self._divisor.divide_(reading.undivided(self._divisor))
+        except BaseException:
+            # Nobody can tell now what is divided: no retry steps by it.
+            turn.overflow, turn.by_step = True, False
+            raise
 
     def _look(self, optimizer: Any, gradients: Gradients, groups: Any, reading: Reading) -> bool:
         """Whether a quotient of any rank overflows; nothing is changed.
