@@ -7,6 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
-from lucid.amp import GradScaler, _clip
+from lucid.amp import GradScaler, _clip, _norms
 from lucid.amp._torch import by_device_and_dtype
 
 SHAPES = [(3, 5), (7,), (), (200, 130), (2, 3, 4)]
@@ -195,7 +196,7 @@ def test_the_norm_is_on_the_first_tensors_device_in_the_widest_dtype(first: str)
     second = "meta" if first == "cpu" else "cpu"
     kinds = [(first, torch.float32), (second, torch.float64), (second, torch.float32)]
     buckets = by_device_and_dtype([torch.zeros(2, dtype=dtype, device=device) for device, dtype in kinds])
-    norm = _clip._tensor(5.0, buckets)
+    norm = _clip.as_tensor(5.0, buckets)
     assert (norm.device.type, norm.dtype) == (first, torch.float64)
 
 
@@ -398,3 +399,52 @@ def test_no_warning_is_given() -> None:
         warnings.simplefilter("error")
         norm = GradScaler(8.0).clip_grad_norm_(optimizer, 1.0, parameters=(p for p in parameters))
     assert norm.item() == pytest.approx(3.0)
+
+
+def test_a_gradient_that_repeats_counts_as_often(device: torch.device) -> None:
+    """As PyTorch's norm does: four times 3, stored once, and 8 in two parameters: √(4 · 9 + 2 · 64)."""
+    repeated = torch.full((1,), 3.0 * 4.0, device=device).expand(4)
+    shared = torch.full((1,), 8.0 * 4.0, device=device)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(4, device=device))], lr=1.0)
+    for gradient in (shared, shared):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1, device=device))]})
+        optimizer.param_groups[-1]["params"][0].grad = gradient
+    optimizer.param_groups[0]["params"][0].grad = repeated
+    norm = GradScaler(4.0).clip_grad_norm_(optimizer, 1.0)
+    expected = math.sqrt(4 * 9 + 2 * 64)
+    assert norm.item() == pytest.approx(expected)
+    assert repeated.tolist() == pytest.approx([3.0 / expected] * 4, rel=1e-5)
+    assert shared.tolist() == pytest.approx([8.0 / expected], rel=1e-5)
+
+
+def test_an_error_before_anything_is_divided_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that runs out while the norm is taken leaves gradient and stage as they were: the next try clips."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([24.0, 32.0])
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), GradScaler(8.0)
+    with monkeypatch.context() as there, pytest.raises(MemoryError):
+        there.setattr(_norms, "power", mock.Mock(side_effect=MemoryError("no memory")))
+        scaler.clip_grad_norm_(optimizer, 1e9)
+    assert parameter.grad.tolist() == [24.0, 32.0]
+    assert scaler.clip_grad_norm_(optimizer, 1e9).item() == 5.0
+    scaler.step(optimizer)
+    assert not scaler.step_was_skipped(optimizer)
+
+
+def test_no_parameters_after_an_overflow_have_an_infinite_norm() -> None:
+    """What the norm of nothing is tells nobody that the step will be skipped."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([math.inf, 1.0])
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), GradScaler(8.0)
+    assert scaler.clip_grad_norm_(optimizer, 1.0, parameters=[]).item() == math.inf
+    scaler.step(optimizer)
+    assert scaler.step_was_skipped(optimizer)
+
+
+def test_what_is_no_parameter_is_named() -> None:
+    """None in parameters= is a TypeError that says which, and nothing has changed."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([8.0])
+    with pytest.raises(TypeError, match=r"parameters\[1\].*None"):
+        GradScaler(8.0).clip_grad_norm_(torch.optim.SGD([parameter], lr=1.0), 1.0, parameters=[parameter, None])
+    assert parameter.grad.item() == 8.0

@@ -79,6 +79,18 @@ def test_the_parameter_is_named_as_the_optimizer_names_it() -> None:
 
 
 @pytest.mark.parametrize("call", ["unscale_", "step"])
+def test_a_gradient_on_the_meta_device_is_refused(call: str) -> None:
+    """It holds no values: TypeError names it and the way out, nothing is divided, and the iteration can be given up."""
+    optimizer = Duck(full(8.0), with_grad(torch.zeros(3, device="meta")))
+    scaler = GradScaler(4.0)
+    with pytest.raises(TypeError, match=r"group 0, parameter 1.*meta device.*to_empty"):
+        getattr(scaler, call)(optimizer)
+    assert optimizer.param_groups[0]["params"][0].grad.tolist() == [8.0] * 3
+    assert not scaler._stages.in_progress()
+    scaler.update()
+
+
+@pytest.mark.parametrize("call", ["unscale_", "step"])
 def test_an_inference_tensor_is_refused(call: str) -> None:
     """It cannot be changed: RuntimeError with its name, before anything is divided."""
     with torch.inference_mode():

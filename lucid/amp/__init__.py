@@ -20,6 +20,7 @@ The files, in the order in which they are best read::
     _shares.py       which gradients a rank counts in a norm over all ranks
     _ballots.py      what ranks exchange, as integers
     _consensus.py    did any rank overflow?
+    _clip_together.py  the same by the norm and the verdict of all ranks
     _unscaling.py    every gradient divided once, one verdict for all ranks
     _settings.py     what a scaler is set to, and what a checkpoint keeps
     _events.py       what happened, for those who ask and those who listen

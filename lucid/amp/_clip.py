@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from lucid.amp import _division, _norms, _torch
-from lucid.amp._consensus import Consensus, Poll
 from lucid.amp._division import DIVIDES_IN, Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._memory import region
-from lucid.amp._shares import Part, Shares
 from lucid.amp._torch import Bucket, by_device_and_dtype
 
 _LIMIT = torch.finfo(torch.float32).max * 0.999
@@ -41,6 +39,17 @@ class Clipped(NamedTuple):
     overflow: bool
 
 
+class Split(NamedTuple):
+    """Gradients in two lists, each memory once: what is clipped and the others; and what the norm is taken of.
+
+    ``counted`` is ``chosen`` but where a gradient repeats its values, or is that of two parameters: each counts.
+    """
+
+    chosen: list[Tensor]
+    others: list[Tensor]
+    counted: list[Tensor]
+
+
 class Clipping:
     """What is asked: a bound, an order, and the parameters that it is about."""
 
@@ -49,6 +58,9 @@ class Clipping:
         if isinstance(parameters, Tensor):
             parameters = [parameters]
         self.parameters = None if parameters is None else list(parameters)
+        for index, parameter in enumerate(self.parameters or ()):
+            if not isinstance(parameter, Tensor):
+                raise TypeError(f"parameters[{index}] must be a parameter of the optimizer, got {parameter!r}")
 
     def coefficient(self, norm: float) -> float:
         """Return what the true gradients, all of them finite, are multiplied by."""
@@ -56,17 +68,27 @@ class Clipping:
             return 1.0
         return min(1.0, self.max_norm / (norm + 1e-6))
 
-    def split(self, optimizer: Any, gradients: Gradients) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the tensors the norm is taken of, and the others; each memory once, those to divide first."""
+    def split(self, optimizer: Any, gradients: Gradients) -> Split:
+        """Return what is clipped and what lies beside it.
+
+        Raises:
+            ValueError: a parameter is not the optimizer's.
+        """
         tensors = gradients.fresh + gradients.divided if gradients.divided else gradients.fresh
-        if self.parameters is None:
-            return tensors, []
+        short_way = gradients.values is gradients.fresh
+        if self.parameters is None and short_way:
+            return Split(tensors, [], tensors)
         self._check(optimizer)
-        asked = {id(parameter) for parameter in self.parameters}
+        asked = None if self.parameters is None else {id(parameter) for parameter in self.parameters}
+        pairs = [pair for pair in gradients.pairs if (asked is None or id(pair[0]) in asked) and pair[1].numel()]
         # On the short way no two gradients are the same memory, so that the object says as much.
-        key: Callable[[Tensor], object] = id if gradients.values is gradients.fresh else region
-        chosen = {key(tensor) for parameter, tensor in gradients.pairs if id(parameter) in asked and tensor.numel()}
-        return [t for t in tensors if key(t) in chosen], [t for t in tensors if key(t) not in chosen]
+        key: Callable[[Tensor], object] = id if short_way else region
+        clipped = {key(values) for _, values in pairs}
+        chosen = [tensor for tensor in tensors if key(tensor) in clipped]
+        counted = [_whole(parameter, values) for parameter, values in pairs]
+        if sum(map(Tensor.numel, counted)) == sum(map(Tensor.numel, chosen)):
+            counted = chosen
+        return Split(chosen, [tensor for tensor in tensors if key(tensor) not in clipped], counted)
 
     def _check(self, optimizer: Any) -> None:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -79,147 +101,80 @@ class Clipping:
                 )
 
 
-def clip_(
-    chosen: list[Tensor], others: list[Tensor], gradients: Gradients, divisor: Divisor, clipping: Clipping
-) -> Clipped:
-    """Divide all gradients in place by the scale, and clip the chosen ones."""
-    if gradients.divided or not _norms.is_additive(clipping.order):
-        verdict = divisor.judge(by_device_and_dtype(gradients.divided), divisor.divide_(gradients.buckets))
-        return _clip_true(chosen, clipping, divisor, verdict)
-    buckets = gradients.buckets if chosen is gradients.fresh else by_device_and_dtype(chosen)
-    parts, verdict = _norms.power(buckets, clipping.order), divisor.divide_(by_device_and_dtype(others))
-    overflow, powers = divisor.read_beside(verdict, parts)
-    total = _total(powers, clipping.order)
-    norm = _norms.root(total, clipping.order) / divisor.scale
-    # No magnitude exceeds the norm, so one comparison clears every quotient. Powers that overflowed, or that are
-    # so small that some underflowed, say nothing about it.
-    if overflow or not (norm <= _LIMIT and _UNDERFLOW < total < math.inf):
-        return _clip_true(chosen, clipping, divisor, divisor.divide_(buckets), overflow)
-    _multiply_(buckets, divisor, clipping.coefficient(norm))
-    return Clipped(_tensor(norm, buckets), overflow=False)
+class Alone:
+    """A clip by this process alone. Making it reads; only :meth:`clip_` changes anything."""
+
+    def __init__(self, split: Split, gradients: Gradients, divisor: Divisor, clipping: Clipping) -> None:
+        self._split, self._gradients, self._divisor, self._clipping = split, gradients, divisor, clipping
+        self._parts: list[Tensor] | None = None
+        whole = split.chosen is gradients.fresh
+        self._buckets = gradients.buckets if whole else by_device_and_dtype(split.chosen)
+        if not gradients.divided and split.counted is split.chosen and _norms.is_additive(clipping.order):
+            self._parts = _norms.power(self._buckets, clipping.order)
+
+    def clip_(self) -> Clipped:
+        """Divide all gradients in place by the scale, and clip the chosen ones."""
+        divisor, order, gradients = self._divisor, self._clipping.order, self._gradients
+        if self._parts is None:
+            verdict = divisor.judge(by_device_and_dtype(gradients.divided), divisor.divide_(gradients.buckets))
+            return self._clip_true(verdict)
+        verdict = divisor.divide_(by_device_and_dtype(self._split.others))
+        overflow, powers = divisor.read_beside(verdict, self._parts)
+        power = total(powers, order)
+        norm = _norms.root(power, order) / divisor.scale
+        # No magnitude exceeds the norm, so one comparison clears every quotient. Powers that overflowed, or that are
+        # so small that some underflowed, say nothing about it.
+        if overflow or not is_telling(power, norm):
+            return self._clip_true(divisor.divide_(self._buckets), overflow)
+        multiply_(self._buckets, divisor, self._clipping.coefficient(norm))
+        return Clipped(as_tensor(norm, self._buckets), overflow=False)
+
+    def _clip_true(self, verdict: Verdict, overflow: bool = False) -> Clipped:
+        """Clip gradients that hold their true values; after an overflow, known or judged, only tell their norm."""
+        counted, order = self._split.counted, self._clipping.order
+        if not counted:
+            overflow = self._divisor.read(verdict) or overflow
+            return Clipped(torch.tensor(math.inf if overflow else 0.0), overflow)
+        norm = torch.nn.utils.get_total_norm(counted, order)
+        judged, (value,) = self._divisor.read_beside(verdict, [norm])
+        if overflow or judged:
+            return Clipped(norm if not math.isfinite(value) else torch.full_like(norm, math.inf), overflow=True)
+        if not math.isfinite(value):
+            value = _norms.robust(by_device_and_dtype(counted), order)
+            norm = as_tensor(value, self._buckets)
+        scale_down_(self._buckets, self._clipping.coefficient(value))
+        return Clipped(norm, overflow=False)
 
 
-class Agreed(NamedTuple):
-    """What all ranks have agreed on, none having changed a gradient yet: the norm, of what, and what lies beside."""
-
-    poll: Poll
-    parts: list[Part]
-    beside: list[Part]
-
-
-def refuse_to_count(clipping: Clipping) -> None:
-    """Refuse the one order for which ranks cannot tell a norm together."""
-    if clipping.order == 0:
-        raise ValueError("norm_type 0 counts tensors, and ranks hold parts of tensors. Use a norm_type other than 0.")
+def _whole(parameter: Tensor, values: Tensor) -> Tensor:
+    """Return a gradient with its repetitions, where it is a plain tensor, which may be expanded."""
+    gradient = parameter.grad
+    plain = type(gradient) is Tensor and gradient.layout is torch.strided and not gradient.is_nested
+    return gradient if plain and gradient is not None else values
 
 
-def agree(
-    optimizer: Any,
-    gradients: Gradients,
-    chosen: list[Tensor],
-    others: list[Tensor],
-    divisor: Divisor,
-    clipping: Clipping,
-    groups: Sequence[Any],
-    consensus: Consensus,
-) -> Agreed:
-    """Read the gradients, and agree on norm and verdict with all ranks of the groups; nothing is changed."""
-    fresh = {id(tensor) for tensor in gradients.fresh}
-    parameters = {id(tensor): parameter for parameter, tensor in gradients.pairs}
-    parts = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in chosen]
-    beside = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in others]
-    shares = Shares(parts, groups, consensus.given(optimizer))
-    (norm, _), finite = _look([shares.counted, shares.rest + beside], divisor, clipping.order)
-    mine = Poll(norm, clipping.order, shares.questions, overflow=not finite)
-    poll = consensus.measure(optimizer, groups, mine, scale=divisor.scale)
-    if poll.questions and not poll.overflow:
-        (norm,), _ = _look([shares.resolve(poll.questions, consensus)], divisor, clipping.order)
-        rest = consensus.measure(optimizer, groups, Poll(norm, clipping.order), scale=divisor.scale)
-        poll = poll._replace(norm=_norms.combined([poll.norm, rest.norm], clipping.order))
-    return Agreed(poll, parts, beside)
+def is_telling(power: float, norm: float) -> bool:
+    """Whether a power and the norm of it, over the scale, say that every quotient is finite."""
+    return norm <= _LIMIT and _UNDERFLOW < power < math.inf
 
 
-def clip_together_(agreed: Agreed, gradients: Gradients, divisor: Divisor, clipping: Clipping) -> Clipped:
-    """Do what :func:`clip_` does, by the norm and the verdict of all ranks."""
-    poll, parts, beside = agreed
-    buckets = by_device_and_dtype([part.values for part in parts])
-    if poll.overflow:
-        divisor.divide_(gradients.buckets, judged=False)
-        return Clipped(_tensor(poll.norm if not math.isfinite(poll.norm) else math.inf, buckets), overflow=True)
-    coefficient = clipping.coefficient(poll.norm)
-    _multiply_(_buckets(parts, scaled=True), divisor, coefficient)
-    _scale_down_(_buckets(parts, scaled=False), coefficient)
-    divisor.divide_(_buckets(beside, scaled=True), judged=False)
-    return Clipped(_tensor(poll.norm, buckets), overflow=False)
-
-
-def _look(lists: Sequence[Sequence[Part]], divisor: Divisor, order: float) -> tuple[list[float], bool]:
-    """Return the norm of the true values of each list, and whether all of them are finite; changes nothing."""
-    halves = [_buckets(parts, scaled) for parts in lists for scaled in (True, False)]
-    powers = [_norms.power(half, order) if _norms.is_additive(order) else [] for half in halves]
-    numbers = iter(_division.numbers([power for parts in powers for power in parts]))
-    totals = [[next(numbers) for _ in parts] for parts in powers]
-    norms, all_finite = [], True
-    for index, (half, total) in enumerate(zip(halves, totals, strict=True)):
-        norm, finite = _norm_of(half, total, divisor if index % 2 == 0 else Divisor(1.0), order)
-        norms.append(norm)
-        all_finite = all_finite and finite
-    return [_norms.combined(pair, order) for pair in zip(norms[::2], norms[1::2], strict=True)], all_finite
-
-
-def _buckets(parts: Sequence[Part], scaled: bool) -> list[Bucket]:
-    return by_device_and_dtype([part.values for part in parts if part.scaled is scaled])
-
-
-def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order: float) -> tuple[float, bool]:
-    """Return the norm of tensors over the scale, and whether every quotient is finite."""
-    if not buckets:
-        return (0.0 if order > 0 else math.inf), True
-    total = _total(totals, order)
-    if _UNDERFLOW < total < math.inf and (norm := _norms.root(total, order) / divisor.scale) <= _LIMIT:
-        return norm, True
-    if divisor.read(divisor.judge_quotients(buckets)):
-        return (math.nan if math.isnan(total) else math.inf), False
-    if _norms.is_additive(order):
-        return _norms.robust(buckets, order) / divisor.scale, True
-    tensors = [tensor for _, _, bucket in buckets for tensor in bucket]
-    return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
-
-
-def _total(powers: list[float], order: float) -> float:
+def total(powers: list[float], order: float) -> float:
     """Return the power of all; NaN where one of them is."""
     return sum(powers) if order < math.inf or any(map(math.isnan, powers)) else max(powers, default=0.0)
 
 
-def _clip_true(
-    chosen: list[Tensor], clipping: Clipping, divisor: Divisor, verdict: Verdict, overflow: bool = False
-) -> Clipped:
-    """Clip gradients that hold their true values already; after an overflow, known or judged, only tell their norm."""
-    if not chosen:
-        return Clipped(torch.tensor(0.0), divisor.read(verdict) or overflow)
-    buckets = by_device_and_dtype(chosen)
-    norm = torch.nn.utils.get_total_norm(chosen, clipping.order)
-    judged, (value,) = divisor.read_beside(verdict, [norm])
-    if overflow or judged:
-        return Clipped(norm if not math.isfinite(value) else torch.full_like(norm, math.inf), overflow=True)
-    if not math.isfinite(value):
-        value = _norms.robust(buckets, clipping.order)
-        norm = _tensor(value, buckets)
-    _scale_down_(buckets, clipping.coefficient(value))
-    return Clipped(norm, overflow=False)
-
-
-def _multiply_(buckets: list[Bucket], divisor: Divisor, coefficient: float) -> None:
+def multiply_(buckets: list[Bucket], divisor: Divisor, coefficient: float) -> None:
     """Multiply by coefficient / scale, in one pass wherever float32 holds that factor."""
     factor = coefficient / divisor.scale
     if coefficient == 1.0 or factor < _TINY:
         divisor.divide_(buckets, judged=False)
-        _scale_down_(buckets, coefficient)
+        scale_down_(buckets, coefficient)
     else:
-        _scale_down_(buckets, factor)
+        scale_down_(buckets, factor)
 
 
-def _scale_down_(buckets: list[Bucket], factor: float) -> None:
+def scale_down_(buckets: list[Bucket], factor: float) -> None:
+    """Multiply by a factor of at most 1."""
     if factor == 1.0:
         return
     for device, dtype, bucket in buckets:
@@ -236,14 +191,13 @@ def _scale_down_(buckets: list[Bucket], factor: float) -> None:
                 _torch.copy_(group, products)
 
 
-def _tensor(norm: float, buckets: list[Bucket]) -> Tensor:
-    """Return the norm as PyTorch does: on the first tensor's device, in the widest dtype."""
-    if not buckets:
-        return torch.tensor(norm)
-    dtype = functools.reduce(torch.promote_types, [dtype for _, dtype, _ in buckets])
+def as_tensor(norm: float, buckets: list[Bucket], elsewhere: Sequence[torch.dtype] = ()) -> Tensor:
+    """Return the norm as PyTorch does: on the first tensor's device, in the widest dtype, here or on other ranks."""
+    dtypes = [*(dtype for _, dtype, _ in buckets), *elsewhere]
+    dtype = functools.reduce(torch.promote_types, dtypes or [torch.float32])
     # The norm of finite gradients may be beyond their dtype.
     norm = norm if norm <= torch.finfo(dtype).max else math.inf
-    return torch.full((), norm, dtype=dtype, device=buckets[0][0])
+    return torch.full((), norm, dtype=dtype, device=buckets[0][0] if buckets else "cpu")
 
 
 def _bound(max_norm: Any) -> float:

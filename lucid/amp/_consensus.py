@@ -11,6 +11,7 @@ the rows, then over the columns, is the maximum over all: no rank needs a group 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,14 +32,83 @@ class Poll(NamedTuple):
     Attributes:
         norm: of the true gradients; inf or NaN where it has no value.
         order: the order of the norm.
-        questions: which questions must be asked before the norm is complete; below 2¹⁶.
+        max_norm: its bound.
+        questions: which questions must be asked before the norm is complete; below 2⁸.
         overflow: whether a quotient was not finite.
+        widths: which dtypes the gradients have, of bits below 2⁸ that mean the same on all ranks.
     """
 
     norm: float
     order: float
+    max_norm: float = math.inf
     questions: int = 0
     overflow: bool = False
+    widths: int = 0
+
+
+class Ranks:
+    """The processes that share an optimizer's decision.
+
+    Attributes:
+        groups: their groups, in the order in which they are asked.
+        given: those of them that the user gave.
+    """
+
+    def __init__(self, optimizer: Any, groups: tuple[Group, ...], given: list[Group]) -> None:
+        self.groups = groups
+        self.given = given
+        self._near = _meshes.parameters_of(optimizer)
+
+    def agree(self, overflow: bool, scale: float, refusal: Exception | None = None) -> bool:
+        """Whether any rank overflowed; the same answer on all of them.
+
+        Args:
+            overflow: this rank's verdict.
+            scale: the scale that this rank divides by.
+            refusal: why this rank will not go on, if so. It is raised here after the others have been told.
+
+        Raises:
+            Exception: ``refusal`` itself; on the other ranks one of its class that names rank and reason.
+            RuntimeError: on all ranks, where their scales differ or one of them is in another call instead.
+        """
+        return _ask(self.groups, self._near, _ballots.STEP, overflow, refusal, _ballots.of_scale(scale))
+
+    def measure(self, poll: Poll, scale: float, refusal: Exception | None = None) -> Poll:
+        """What :meth:`agree` decides and, in the same collective, the norm over all ranks.
+
+        Args:
+            poll: this rank's verdict, its part of the norm, and the questions that it must ask.
+            scale: the scale that this rank divides by.
+            refusal: why this rank will not go on, if so.
+
+        Raises:
+            Exception: as :meth:`agree`.
+            RuntimeError: as :meth:`agree`, and where ranks ask for other norms or bounds.
+        """
+        mine, trouble = poll.overflow, refusal is not None
+        for group in self.groups:
+            poll, trouble = _gather(group, self._near, poll, trouble, scale)
+        if trouble:
+            self.agree(mine, scale, refusal)
+            raise _ballots.different_clips(poll.order, poll.max_norm, dist.get_rank())
+        return poll
+
+    def are_first(self, groups: Sequence[Group], marks: Sequence[object]) -> list[bool]:
+        """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks."""
+        first = [True] * len(marks)
+        for group in groups:
+            heard: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(heard, list(marks), group=group)
+            lower = {mark for marks_of_one in heard[: dist.get_rank(group)] for mark in marks_of_one}
+            first = [was and mark not in lower for was, mark in zip(first, marks, strict=True)]
+        return first
+
+    def summed(self, addends: Any) -> torch.Tensor:
+        """This rank's values of a DTensor after the addends of all ranks were added."""
+        from torch.distributed.tensor import Replicate
+
+        placements = [Replicate() if place.is_partial() else place for place in addends.placements]
+        return _meshes.local(addends.redistribute(placements=placements))
 
 
 class Consensus:
@@ -59,136 +129,74 @@ class Consensus:
         elif process_group is not None:
             self._given = [(None, _meshes.flatten(process_group))]
 
-    def groups(self, optimizer: Any) -> tuple[Group, ...]:
-        """The groups that share this optimizer's decision, in the order in which they are asked.
+    def of(self, optimizer: Any) -> Ranks | None:
+        """The processes that share this optimizer's decision; None where this one decides alone.
 
         Raises:
             RuntimeError: where the optimizer holds flat shards of FSDP1 and no group was given for it.
         """
         if not _meshes.running():
-            return ()
-        given = self.given(optimizer)
+            return None
+        given = _flat(groups for owner, groups in self._given if owner is None or owner() is optimizer)
         if not given:
             _meshes.refuse_flat_shards(optimizer)
-        return _meshes.without_nested([*given, *_meshes.of_parameters(optimizer)])
+        groups = _meshes.without_nested([*given, *_meshes.of_parameters(optimizer)])
+        return Ranks(optimizer, groups, given) if groups else None
 
-    def given(self, optimizer: Any) -> list[Group]:
-        """The groups that the user gave for this optimizer."""
-        return _flat(groups for owner, groups in self._given if owner is None or owner() is optimizer)
-
-    def agree(
-        self,
-        optimizer: Any,
-        groups: Sequence[Group],
-        overflow: bool,
-        refusal: Exception | None = None,
-        scale: float = 1.0,
-    ) -> bool:
-        """Whether any rank of the groups overflowed; the same answer on all of them.
-
-        Args:
-            optimizer: whose step is decided.
-            groups: from :meth:`groups`. Without any, this rank decides alone.
-            overflow: this rank's verdict.
-            refusal: why this rank will not go on, if so. It is raised here after the others have been told.
-            scale: the scale that this rank divides by.
-
-        Raises:
-            Exception: ``refusal`` itself; on the other ranks one of its class that names rank and reason.
-            RuntimeError: on all ranks, where their scales differ or one of them is in ``update`` instead.
-        """
-        near = _meshes.parameters_of(optimizer) if groups else ()
-        return _ask(groups, near, overflow, refusal, _ballots.STEP * _ballots.of_scale(scale))
-
-    def measure(
-        self,
-        optimizer: Any,
-        groups: Sequence[Group],
-        poll: Poll,
-        refusal: Exception | None = None,
-        scale: float = 1.0,
-    ) -> Poll:
-        """What :meth:`agree` decides and, in the same collective, the norm over all ranks.
-
-        Args:
-            optimizer: whose gradients are measured.
-            groups: from :meth:`groups`; at least one.
-            poll: this rank's verdict, its part of the norm, and the questions that it must ask.
-            refusal: why this rank will not go on, if so.
-            scale: the scale that this rank divides by.
-
-        Raises:
-            Exception: as :meth:`agree`.
-        """
-        near, mine, trouble = _meshes.parameters_of(optimizer), poll.overflow, refusal is not None
-        for group in groups:
-            poll, trouble = _gather(group, near, poll, trouble, _ballots.of_scale(scale))
-        if trouble:
-            self.agree(optimizer, groups, mine, refusal, scale)
-        return poll
-
-    def are_first(self, groups: Sequence[Group], marks: Sequence[object]) -> list[bool]:
-        """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks."""
-        first = [True] * len(marks)
-        for group in groups:
-            heard: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(heard, list(marks), group=group)
-            lower = {mark for marks_of_one in heard[: dist.get_rank(group)] for mark in marks_of_one}
-            first = [was and mark not in lower for was, mark in zip(first, marks, strict=True)]
-        return first
-
-    def summed(self, addends: Any) -> torch.Tensor:
-        """This rank's values of a DTensor after the addends of all ranks were added."""
-        from torch.distributed.tensor import Replicate
-
-        placements = [Replicate() if place.is_partial() else place for place in addends.placements]
-        return _meshes.local(addends.redistribute(placements=placements))
-
-    def agree_on_update(self, overflow: bool, scale: float = 1.0) -> bool:
+    def agree_on_update(self, overflow: bool, scale: float, refusal: Exception | None = None) -> bool:
         """Whether any rank of the given groups overflowed since the last update.
 
         Args:
             overflow: whether this rank did.
             scale: the scale that this update starts from, or the one that it sets.
+            refusal: why this rank will not update, if so. It is raised here after the others have been told.
 
         Raises:
-            RuntimeError: on all ranks, where these scales differ or one of the ranks is in a step instead.
+            Exception: ``refusal`` itself; on the other ranks one of its class that names rank and reason.
+            RuntimeError: on all ranks, where these scales differ or one of the ranks is in another call instead.
         """
         if not self._given:
+            if refusal is not None:
+                raise refusal
             return overflow
-        return _ask(self._all_given(), (), overflow, None, _ballots.UPDATE * _ballots.of_scale(scale))
+        return _ask(self._all_given(), (), _ballots.UPDATE, overflow, refusal, _ballots.of_scale(scale))
 
-    def agree_on_load(self, values: Mapping[str, float] | None, refusal: Exception | None = None) -> None:
+    def agree_on_load(self, values: Mapping[str, float], refusal: Exception | None = None) -> None:
         """Check that all ranks of the given groups load the same state.
 
         Args:
-            values: what this rank is about to load; None where it refuses.
+            values: what this rank is about to load.
             refusal: why this rank will not load, if so. It is raised here after the others have been told.
 
         Raises:
             Exception: ``refusal`` itself; on the other ranks one of its class, which names the rank and the reason.
-            RuntimeError: on all ranks, where the states differ.
+            RuntimeError: on all ranks, where the states differ or one of the ranks is in another call instead.
         """
-        groups = self._all_given()
-        words = _ballots.of_state(values or {})
-        answer = _reduce(groups, (), [_vote(refusal), *_ballots.both_ways(words)])
-        _raise_refusal(groups, (), answer[0], refusal)
-        if _ballots.differ(answer[1:]):
-            raise _ballots.different_states(values or {}, dist.get_rank())
+        _ask(self._all_given(), (), _ballots.LOAD, False, refusal, _ballots.of_state(values), values)
 
     def _all_given(self) -> tuple[Group, ...]:
         return _meshes.without_nested(_flat(groups for _, groups in self._given)) if _meshes.running() else ()
 
 
 def _ask(
-    groups: Sequence[Group], near: Iterable[torch.Tensor], overflow: bool, refusal: Exception | None, scale: int
+    groups: Sequence[Group],
+    near: Iterable[torch.Tensor],
+    call: int,
+    overflow: bool,
+    refusal: Exception | None,
+    word: int,
+    values: Mapping[str, float] | None = None,
 ) -> bool:
-    """One question of four 32-bit numbers: overflow, who refuses, and the scale from both sides."""
-    answer = _reduce(groups, near, [int(overflow), _vote(refusal), *_ballots.both_ways([scale])])
-    _raise_refusal(groups, near, answer[1], refusal)
-    if _ballots.differ(answer[2:]):
-        raise _ballots.discord(answer[2], answer[3], scale, dist.get_rank())
-    return bool(answer[0])
+    """One question of four 32-bit numbers, whatever is asked, so that any two of them meet."""
+    answer = _ballots.answer(_reduce(groups, near, _ballots.question(call, overflow, _vote(refusal), word)))
+    if answer.calls != (call, call):
+        raise refusal or _ballots.different_calls(answer.calls, call, dist.get_rank())
+    _raise_refusal(groups, near, answer.vote, refusal)
+    if answer.words != (word, word):
+        if values is not None:
+            raise _ballots.different_states(values, dist.get_rank())
+        raise _ballots.different_scales(answer.words, word, dist.get_rank())
+    return answer.overflow
 
 
 def _reduce(groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int]) -> list[int]:
@@ -196,24 +204,27 @@ def _reduce(groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list
     if not groups:
         return numbers
     near = list(near)
-    votes = torch.tensor(numbers, dtype=torch.int32)
+    votes = torch.tensor(numbers, dtype=torch.int32, device="cpu")
     for group in groups:
-        votes = votes.to(_meshes.device_for(group, near))
+        # Not waited for: the host's numbers are copied before the call returns.
+        votes = votes.to(_meshes.device_for(group, near), non_blocking=not votes.is_cuda)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)
     return [int(vote) for vote in votes.tolist()]
 
 
-def _gather(group: Group, near: Iterable[torch.Tensor], poll: Poll, trouble: bool, scale: int) -> tuple[Poll, bool]:
-    """The polls of a group as one, and whether any rank refuses or scales differ: 16 bytes a rank."""
-    numbers = [poll.questions << 2 | trouble << 1 | poll.overflow, scale, *_ballots.of_norm(poll.norm)]
-    mine = torch.tensor(numbers, dtype=torch.int32, device=_meshes.device_for(group, near))
+def _gather(group: Group, near: Iterable[torch.Tensor], poll: Poll, trouble: bool, scale: float) -> tuple[Poll, bool]:
+    """The polls of a group as one, and whether any rank refuses or asks for something else: 16 bytes a rank."""
+    flags = poll.widths << 10 | poll.questions << 2 | trouble << 1 | poll.overflow
+    numbers = [flags, _ballots.of_clip(scale, poll.order, poll.max_norm), *_ballots.of_norm(poll.norm)]
+    mine = torch.tensor(numbers, dtype=torch.int32, device="cpu")
+    mine = mine.to(_meshes.device_for(group, near), non_blocking=True)
     heard = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(heard, mine, group=group)
     rows = torch.stack(heard).tolist()
     flags = functools.reduce(operator.or_, (row[0] for row in rows))
     norm = _norms.combined([_ballots.norm_of(row[2:]) for row in rows], poll.order)
     trouble = bool(flags & 2) or len({row[1] for row in rows}) > 1
-    return Poll(norm, poll.order, flags >> 2, bool(flags & 1)), trouble
+    return poll._replace(norm=norm, questions=flags >> 2 & 255, overflow=bool(flags & 1), widths=flags >> 10), trouble
 
 
 def _vote(refusal: Exception | None) -> int:

@@ -7,6 +7,7 @@ divided (``_division``), and how ranks agree (``_consensus``).
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -176,16 +177,17 @@ class GradScaler(Settings, Events):
             ValueError: as ``unscale_``; a bad ``max_norm`` or ``norm_type``; a parameter of another optimizer.
             NotImplementedError, TypeError: as ``unscale_``.
         """
-        clipping = Clipping(max_norm, norm_type, parameters)
+        asked = functools.partial(Clipping, max_norm, norm_type, parameters)
         if not self._enabled:
+            clipping = asked()
             chosen = _meshes.parameters_of(optimizer) if clipping.parameters is None else clipping.parameters
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
         turn.may_unscale()
-        clipped = self._unscaling.clip(optimizer, turn, clipping)
+        clipped = self._unscaling.clip(optimizer, turn, asked)
         if clipped.overflow and error_if_nonfinite:
             raise RuntimeError(
-                f"the total norm of order {clipping.order} is {clipped.norm.item()}: the gradients overflowed. They "
+                f"the total norm of order {float(norm_type)} is {clipped.norm.item()}: the gradients overflowed. They "
                 "are unscaled and not clipped. Call step(), which will be skipped, or update() to give the iteration "
                 "up; error_if_nonfinite=False leaves it to step()."
             )
@@ -250,7 +252,11 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             return
-        given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
+        try:
+            given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
+        except Exception as refusal:
+            self._consensus.agree_on_update(False, self._standing.scale, refusal)
+            raise
         overflow, skipped = False, []
         for turn in self._stages.called:
             # An optimizer that was unscaled and never stepped is read here.

@@ -66,7 +66,7 @@ class Gradients:
         Raises:
             ValueError: a gradient is float16, or overlaps itself or another one in part.
             NotImplementedError: a gradient is complex.
-            TypeError: another dtype or a layout that cannot be divided.
+            TypeError: another dtype, a layout that cannot be divided, or no values (the meta device).
             RuntimeError: a gradient is an inference tensor.
         """
         self._optimizer = optimizer
@@ -228,3 +228,5 @@ def _refuse(optimizer: Any, owned: list[tuple[Tensor, Tensor]]) -> None:
             raise _refusals.dtype(optimizer, parameter, gradient)
         if gradient.is_inference():
             raise _refusals.inference(optimizer, parameter)
+        if gradient.is_meta:
+            raise _refusals.without_values(optimizer, parameter)

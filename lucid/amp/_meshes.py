@@ -62,13 +62,13 @@ def of_parameters(optimizer: Any) -> tuple[Group, ...]:
 
 def without_nested(groups: Iterable[Group]) -> tuple[Group, ...]:
     """The groups of more than one process, without those whose processes all stand in another of them."""
-    members = {group: frozenset(dist.get_process_group_ranks(group)) for group in groups}
+    members = {group: frozenset(ranks(group)) for group in groups}
     kept: list[frozenset[int]] = []
-    for ranks in sorted(members.values(), key=len, reverse=True):
-        if len(ranks) > 1 and not any(ranks <= other for other in kept):
-            kept.append(ranks)
-    first = {ranks: group for group, ranks in reversed(members.items())}
-    return tuple(group for group, ranks in members.items() if ranks in kept and first[ranks] is group)
+    for those in sorted(members.values(), key=len, reverse=True):
+        if len(those) > 1 and not any(those <= other for other in kept):
+            kept.append(those)
+    first = {those: group for group, those in reversed(members.items())}
+    return tuple(group for group, those in members.items() if those in kept and first[those] is group)
 
 
 def refuse_flat_shards(optimizer: Any) -> None:
@@ -77,7 +77,7 @@ def refuse_flat_shards(optimizer: Any) -> None:
     Raises:
         RuntimeError: naming the parameter and the argument to add.
     """
-    for g, group in enumerate(optimizer.param_groups):
+    for g, group in enumerate(getattr(optimizer, "param_groups", ())):
         for i, parameter in enumerate(group["params"]):
             if is_fsdp1_shard(parameter):
                 raise RuntimeError(_flat_shard_message(f"group {g}, parameter {i}", parameter))
@@ -93,8 +93,18 @@ def device_for(group: Group, near: Iterable[torch.Tensor]) -> torch.device:
 
 
 def ranks(group: Group) -> list[int]:
-    """The global ranks of a group."""
-    return dist.get_process_group_ranks(group)
+    """The global ranks of a group.
+
+    Raises:
+        RuntimeError: where it was destroyed.
+    """
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        raise RuntimeError(
+            "a process group of this GradScaler was destroyed. Make a new GradScaler with "
+            "process_group= the group that there is now, and load this one's state_dict() into it."
+        ) from None
 
 
 def members(tensor: Any) -> frozenset[int]:
@@ -123,8 +133,8 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    """All parameters of an optimizer, in its order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """All parameters of an optimizer, in its order; none of what is no optimizer, which is refused elsewhere."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def _is_mesh(spread: object) -> bool:

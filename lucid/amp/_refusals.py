@@ -31,6 +31,10 @@ _NO_INFERENCE = (
     "It is an inference tensor, which cannot be changed. Run backward() outside torch.inference_mode(), or set a "
     ".clone() of it",
 )
+_NO_VALUES = (
+    TypeError,
+    "It is on the meta device and holds no values. Materialize the model (.to_empty(device=...)) before it is trained",
+)
 _BY_DTYPE: dict[torch.dtype, tuple[type[Exception], str]] = {
     torch.float16: _NO_FLOAT16,
     torch.complex32: _NO_COMPLEX,
@@ -55,6 +59,11 @@ def dtype(optimizer: Any, parameter: Tensor, gradient: Tensor) -> Exception:
 def inference(optimizer: Any, parameter: Tensor) -> Exception:
     """Return what is raised for an inference tensor."""
     return _refusal(optimizer, parameter, *_NO_INFERENCE)
+
+
+def without_values(optimizer: Any, parameter: Tensor) -> Exception:
+    """Return what is raised for a gradient on the meta device."""
+    return _refusal(optimizer, parameter, *_NO_VALUES)
 
 
 def layout(optimizer: Any, parameter: Tensor) -> Exception:

@@ -81,11 +81,12 @@ class Settings:
             RuntimeError: an empty dict while enabled; or the ranks of the process group load different values.
         """
         if state_dict == {} and not self._enabled:
+            self._consensus.agree_on_load({})
             return
         try:
             schedule, standing = _schedule.loaded(state_dict)
         except Exception as refusal:
-            self._consensus.agree_on_load(None, refusal)
+            self._consensus.agree_on_load({}, refusal)
             raise
         self._consensus.agree_on_load(schedule.state_dict(standing))
         self._schedule = schedule

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UNCLEAR, PARTIAL = 1, 2
 """Questions that ranks ask together: who holds these values too, and what is the sum of these addends."""
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 class Part(NamedTuple):

@@ -6,14 +6,14 @@ follows from a verdict.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from lucid.amp import _clip, _fused, _torch
-from lucid.amp._clip import Clipped, Clipping
-from lucid.amp._consensus import Consensus, Poll
+from lucid.amp import _fused, _torch
+from lucid.amp._clip import Alone, Clipped, Clipping
+from lucid.amp._clip_together import Together
+from lucid.amp._consensus import Consensus, Poll, Ranks
 from lucid.amp._division import Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._reading import Reading
@@ -55,7 +55,8 @@ class Unscaling:
         try:
             _fused.refuse_left_over(optimizer)
         except RuntimeError as refusal:
-            self._tell(optimizer, self._consensus.groups(optimizer) if due else (), refusal)
+            _tell(self._consensus.of(optimizer) if due else None, refusal, self._divisor.scale)
+            raise
 
     @_torch.without_grad
     def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> InKernel | None:
@@ -66,18 +67,21 @@ class Unscaling:
             turn: its turn, which then is unscaled and knows the verdict; not yet where the kernel is to divide.
             by_step: whether the optimizer is about to be stepped.
         """
-        groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
+        ranks = self._consensus.of(optimizer) if _torch.is_distributed() else None
         try:
             gradients = Gradients(optimizer, self.divided)
+            in_kernel = by_step and _fused.divides(optimizer, gradients)
+            if ranks is None and not in_kernel:
+                self._mark(turn, gradients, self._divide(turn, gradients), by_step)
+                return None
+            # Nothing may change before all ranks agree, or where the kernel is to divide: a read comes first.
+            reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+            overflow = self._overflows(gradients, reading)
         except Exception as refusal:
-            self._tell(optimizer, groups, refusal)
+            _tell(ranks, refusal, self._divisor.scale)
             raise
-        in_kernel = by_step and _fused.divides(optimizer, gradients)
-        if not groups and not in_kernel:
-            self._mark(turn, gradients, self._divide(turn, gradients), by_step)
-            return None
-        reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-        overflow = self._look(optimizer, gradients, groups, reading)
+        if ranks is not None:
+            overflow = ranks.agree(overflow, self._divisor.scale)
         if in_kernel and not overflow:
             return InKernel(gradients, reading)
         self._divide(turn, gradients, judged=False)
@@ -105,34 +109,33 @@ class Unscaling:
             turn.overflow, turn.by_step = True, False
             raise
 
-    def _look(self, optimizer: Any, gradients: Gradients, groups: Any, reading: Reading) -> bool:
-        """Whether a quotient of any rank overflows; nothing is changed.
-
-        Another rank may refuse, or the optimizer's kernel may be the one to divide.
-        """
-        overflow = reading.overflows(self._divisor)
-        if gradients.divided and not overflow:
-            overflow = self._divisor.read(self._divisor.judge(by_device_and_dtype(gradients.divided)))
-        return self._consensus.agree(optimizer, groups, overflow, scale=self._divisor.scale)
+    def _overflows(self, gradients: Gradients, reading: Reading) -> bool:
+        """Whether a quotient of this process overflows; nothing is changed."""
+        if reading.overflows(self._divisor):
+            return True
+        return self._divisor.read(self._divisor.judge(by_device_and_dtype(gradients.divided)))
 
     @_torch.without_grad
-    def clip(self, optimizer: Any, turn: Turn, clipping: Clipping) -> Clipped:
-        """Divide an optimizer's gradients and clip them, on all ranks by the norm of all."""
-        groups = self._consensus.groups(optimizer) if _torch.is_distributed() else ()
+    def clip(self, optimizer: Any, turn: Turn, asked: Callable[[], Clipping]) -> Clipped:
+        """Divide an optimizer's gradients and clip them, on all ranks by the norm of all.
+
+        Args:
+            optimizer: whose gradients are divided.
+            turn: its turn, which then is unscaled and knows the verdict.
+            asked: makes what is asked for, or refuses to.
+        """
+        ranks = self._consensus.of(optimizer) if _torch.is_distributed() else None
         try:
-            gradients = Gradients(optimizer, self.divided)
-            chosen, others = clipping.split(optimizer, gradients)
-            if groups:
-                _clip.refuse_to_count(clipping)
+            clipping, gradients = asked(), Gradients(optimizer, self.divided)
+            parts = clipping.split(optimizer, gradients), gradients, self._divisor, clipping
+            clip = Alone(*parts) if ranks is None else Together(*parts, ranks)
         except Exception as refusal:
-            self._tell(optimizer, groups, refusal, clips=True)
+            _tell(ranks, refusal, self._divisor.scale, clips=True)
             raise
-        clip = functools.partial(_clip.clip_, chosen, others)
-        if groups:
-            agreed = _clip.agree(optimizer, gradients, chosen, others, self._divisor, clipping, groups, self._consensus)
-            clip = functools.partial(_clip.clip_together_, agreed)
+        if isinstance(clip, Together):
+            clip.agree()
         try:
-            clipped = clip(gradients, self._divisor, clipping)
+            clipped = clip.clip_()
         except BaseException:
             self._give_up(turn, gradients)
             raise
@@ -145,13 +148,6 @@ class Unscaling:
         if isinstance(overflow, dict):
             overflow = turn.overflow = self._divisor.read(overflow)
         return overflow
-
-    def _tell(self, optimizer: Any, groups: Any, refusal: Exception, clips: bool = False) -> None:
-        """Tell the other ranks, who step or clip, of a refusal before it is raised here."""
-        if groups and clips:
-            self._consensus.measure(optimizer, groups, Poll(0.0, 2.0), refusal, self._divisor.scale)
-        else:
-            self._consensus.agree(optimizer, groups, False, refusal, self._divisor.scale)
 
     def _divide(self, turn: Turn, gradients: Gradients, judged: bool = True) -> Verdict:
         """Divide, and judge where asked also what was divided before."""
@@ -175,3 +171,17 @@ class Unscaling:
         turn.by_step = by_step
         turn.overflow = overflow
         turn.stage = UNSCALED
+
+
+def _tell(ranks: Ranks | None, refusal: Exception, scale: float, clips: bool = False) -> None:
+    """Tell the other ranks, who step or clip, of a refusal that is then raised here."""
+    if ranks is None:
+        return
+    try:
+        if clips:
+            ranks.measure(Poll(0.0, 2.0), scale, refusal)
+        else:
+            ranks.agree(False, scale, refusal)
+    except Exception as told:
+        if told is not refusal:
+            raise

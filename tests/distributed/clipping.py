@@ -1,17 +1,20 @@
 """What ranks do in the tests of the global norm; every function runs on all ranks of a team."""
 
+import contextlib
 import math
 from typing import Any
 from unittest import mock
 
+import meshes
 import torch
 import torch.distributed as dist
 from decisions import caught, own
 from drill import SCALE, local, poison_gradient
 from team import named
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
-from lucid.amp import GradScaler, _torch
+from lucid.amp import GradScaler, _norms, _torch
 
 
 def clip(layout: str, max_norm: float, norm_type: float, optimizer: str = "sgd") -> dict[str, Any]:
@@ -65,14 +68,63 @@ def refuse_while_clipping() -> dict[str, Any]:
 
 
 def ask_wrongly(what: str) -> dict[str, Any]:
-    """The last rank asks for the norm of a parameter that its optimizer does not have, or for order 0."""
+    """The last rank asks for what cannot be had, among it the norm of a parameter that its optimizer does not have."""
     wrong = dist.get_rank() == dist.get_world_size() - 1
     parameter, stranger = own(3, gradient=64.0), own(1, gradient=64.0)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
-    asked: dict[str, Any] = {"parameters": {"parameters": [stranger]}, "norm_type": {"norm_type": 0.0}}[what]
-    raised = caught(lambda: scaler.clip_grad_norm_(optimizer, 1.0, **(asked if wrong else {})))
-    return {"raised": raised, "untouched": bool((parameter.grad == 64).all())}
+    kinds: dict[str, dict[str, Any]] = {
+        "a parameter of nobody": {"parameters": [stranger]},
+        "no parameter": {"parameters": [None]},
+        "order 0": {"norm_type": 0.0},
+        "order NaN": {"norm_type": math.nan},
+        "a negative bound": {"max_norm": -1.0},
+        "another bound": {"max_norm": 2.0},
+        "another order": {"norm_type": 1.0},
+    }
+    asked = {"max_norm": 1.0} | (kinds[what] if wrong else {})
+    raised = caught(lambda: scaler.clip_grad_norm_(optimizer, **asked))
+    untouched = bool((parameter.grad == 64).all())
+    norm = float(scaler.clip_grad_norm_(optimizer, 1.0))
+    return {"raised": raised, "untouched": untouched, "norm": norm}
+
+
+def full(clips: bool) -> dict[str, Any]:
+    """Memory runs out on the last rank while it reads its gradients."""
+    parameter = own(4, gradient=8.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+
+    def call() -> None:
+        if clips:
+            scaler.clip_grad_norm_(optimizer, 1e9)
+        scaler.step(optimizer)
+
+    power = mock.Mock(side_effect=MemoryError("no memory"))
+    with mock.patch.object(_norms, "power", power) if dist.get_rank() else contextlib.nullcontext():
+        raised = caught(call)
+    untouched = bool((parameter.grad == 8).all())
+    call()
+    return {"raised": raised, "untouched": untouched, "landed": parameter.tolist()}
+
+
+def narrow_and_wide() -> tuple[str, float]:
+    """The norm where the last rank's gradients are bfloat16 and the other's float32."""
+    dtype = torch.bfloat16 if dist.get_rank() else torch.float32
+    optimizer = torch.optim.SGD([own(3, gradient=1.1 + dist.get_rank(), dtype=dtype)], lr=1.0)
+    norm = GradScaler(1.0, process_group=dist.group.WORLD).clip_grad_norm_(optimizer, 1.0)
+    return str(norm.dtype), float(norm)
+
+
+def sums_beyond_float32() -> tuple[float, bool]:
+    """Partial DTensor gradients of 3e38 on each of two ranks: finite addends, an infinite sum."""
+    parameter = nn.Parameter(distribute_tensor(torch.ones(2), meshes.mesh(2), [Replicate()]))
+    addends = torch.full((2,), 3e38)
+    parameter.grad = DTensor.from_local(addends, parameter.device_mesh, [Partial()], run_check=False)
+    optimizer, scaler = torch.optim.SGD([parameter], lr=0.0), GradScaler(1.0)
+    norm = scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    return float(norm), scaler.step_was_skipped(optimizer)
 
 
 def subset() -> tuple[float, list[float]]:

@@ -176,6 +176,47 @@ def different_scales(in_update: bool) -> tuple[str, str]:
     return caught(scaler.update if in_update else lambda: scaler.step(optimizer))
 
 
+def update_wrongly() -> tuple[tuple[str, str], float]:
+    """The last rank gives update a scale that is none; then both update as they should."""
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+    raised = caught(lambda: scaler.update(torch.nan if dist.get_rank() else None))
+    scaler.update()
+    return raised, scaler.get_scale()
+
+
+def load_alone(enabled: bool) -> tuple[tuple[str, str], bool]:
+    """Rank 0 loads a state while the other rank steps, or loads nothing with a scaler that is disabled."""
+    parameter = own(2, gradient=8.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = GradScaler(init_scale=4.0, enabled=enabled, process_group=dist.group.WORLD)
+    state = GradScaler(8.0).state_dict()
+    if dist.get_rank() == 0:
+        raised = caught(lambda: scaler.load_state_dict(state))
+    else:
+        raised = caught(lambda: scaler.step(optimizer) if enabled else scaler.load_state_dict({}))
+    untouched = scaler.state_dict()["scale"] == 4.0 and bool((parameter.grad == 8).all())
+    return raised, untouched
+
+
+def no_optimizer() -> list[tuple[str, str]]:
+    """What has no parameters is stepped, unscaled and clipped on the last rank."""
+    parameter = own(2, gradient=8.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
+    it: Any = object() if dist.get_rank() else optimizer
+    calls = (scaler.step, scaler.unscale_, lambda it: scaler.clip_grad_norm_(it, 1.0))
+    return [caught(functools.partial(call, it)) for call in calls]
+
+
+def destroyed() -> list[tuple[str, str]]:
+    """The scaler's group is destroyed while others live."""
+    group = dist.new_group()
+    optimizer = torch.optim.SGD([own(2, gradient=8.0)], lr=1.0)
+    scaler = GradScaler(init_scale=4.0, process_group=group)
+    dist.destroy_process_group(group)
+    return [caught(functools.partial(scaler.step, optimizer)), caught(scaler.update)]
+
+
 def out_of_step() -> tuple[str, str]:
     """The last rank calls ``update`` where the others step."""
     optimizer = torch.optim.SGD([own(2, gradient=4.0)], lr=1.0)
@@ -223,9 +264,10 @@ def orders(kind: str) -> list[list[int]]:
     parameters = [nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate()])) for mesh in dimensions]
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     consensus = Consensus()
-    groups = consensus.groups(optimizer)
-    alone = [consensus.agree(optimizer, groups, overflow=rank == who) for who in range(dist.get_world_size())]
-    return [[dist.get_process_group_ranks(group) for group in groups], alone]
+    ranks = consensus.of(optimizer)
+    assert ranks is not None
+    alone = [ranks.agree(rank == who, 1.0) for who in range(dist.get_world_size())]
+    return [[dist.get_process_group_ranks(group) for group in ranks.groups], alone]
 
 
 def told(how: str) -> dict[str, Any]:

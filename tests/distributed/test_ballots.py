@@ -14,11 +14,11 @@ SCALES = st.floats(2.0**-126, 2.0**127, width=32)
 
 @given(SCALES, SCALES)
 def test_scales_keep_their_order_and_value(one: float, other: float) -> None:
-    """A larger scale is a larger integer of 31 bits, and the scale comes back from either sign."""
+    """A larger scale is a larger integer of 31 bits, and the scale comes back."""
     first, second = _ballots.of_scale(one), _ballots.of_scale(other)
     assert (first < second) == (one < other)
     assert 0 < first < 2**31
-    assert _ballots.scale_of(first) == _ballots.scale_of(-first) == one
+    assert _ballots.scale_of(first) == one
 
 
 @given(st.floats())
@@ -28,12 +28,32 @@ def test_a_norm_comes_back(norm: float) -> None:
     assert back == norm or (math.isnan(back) and math.isnan(norm))
 
 
-@given(st.lists(st.integers(-(2**31) + 1, 2**31 - 1), min_size=1, max_size=4))
-def test_maxima_differ_only_where_ranks_did(told: list[int]) -> None:
-    """The maximum of a number and of its negative cancel exactly where all ranks gave the same."""
-    sides = [_ballots.both_ways([number]) for number in told]
-    maxima = [max(side) for side in zip(*sides, strict=True)]
-    assert _ballots.differ(maxima) == (len(set(told)) > 1)
+CALLS = st.sampled_from([_ballots.STEP, _ballots.UPDATE, _ballots.LOAD])
+QUESTIONS = st.tuples(CALLS, st.booleans(), st.integers(0, 2**24 - 1), st.integers(0, 2**31 - 1))
+
+
+@given(st.lists(QUESTIONS, min_size=1, max_size=4))
+def test_the_maxima_of_questions_are_the_answer(asked: list[tuple[int, bool, int, int]]) -> None:
+    """Who is in which call and holds which word is told from both ends; verdict and vote where all are in one call."""
+    questions = [_ballots.question(*one) for one in asked]
+    assert all(-(2**31) <= number < 2**31 for numbers in questions for number in numbers)
+    answer = _ballots.answer([max(column) for column in zip(*questions, strict=True)])
+    calls, overflows, votes, words = zip(*asked, strict=True)
+    assert answer.calls == (min(calls), max(calls))
+    assert answer.words == (min(words), max(words))
+    if len(set(calls)) == 1:
+        assert (answer.overflow, answer.vote) == (any(overflows), max(votes))
+
+
+@given(SCALES, st.floats(allow_nan=False), st.floats(0.0))
+def test_clips_are_told_apart(scale: float, order: float, max_norm: float) -> None:
+    """Another scale, order or bound is another number of 31 bits; the same are the same."""
+    told = _ballots.of_clip(scale, order, max_norm)
+    assert 0 <= told < 2**31
+    assert told == _ballots.of_clip(scale, order, max_norm)
+    others = [(scale * 1.5, order, max_norm), (scale, order + 1.0, max_norm), (scale, order, max_norm + 1.0)]
+    for other in others:
+        assert (told == _ballots.of_clip(*other)) == (other == (scale, order, max_norm))
 
 
 @pytest.mark.parametrize("kind", [ValueError, NotImplementedError, TypeError, RuntimeError])

@@ -107,14 +107,58 @@ def test_a_nan_of_another_dtype_is_not_lost(pair: Team, norm_type: float) -> Non
         assert skipped
 
 
-@pytest.mark.parametrize(("what", "words"), [("parameters", "parameters[0]"), ("norm_type", "norm_type 0")])
-def test_a_wrong_question_of_one_rank_is_an_error_on_every_rank(pair: Team, what: str, words: str) -> None:
-    """Where one rank alone cannot be asked for that norm, nobody waits for it, and no gradient was touched."""
+REFUSED = [
+    ("a parameter of nobody", "ValueError", "parameters[0]"),
+    ("no parameter", "TypeError", "parameters[0]"),
+    ("order 0", "ValueError", "norm_type 0"),
+    ("order NaN", "ValueError", "norm_type must be"),
+    ("a negative bound", "ValueError", "max_norm must be"),
+]
+
+
+@pytest.mark.parametrize(("what", "kind", "words"), REFUSED)
+def test_a_wrong_question_of_one_rank_is_an_error_on_every_rank(pair: Team, what: str, kind: str, words: str) -> None:
+    """Nobody waits for a rank that cannot tell that norm, no gradient was touched, and the next question is heard."""
     for rank, seen in enumerate(pair.run("clipping.ask_wrongly", what)):
-        assert seen["raised"][0] == "ValueError"
+        assert seen["raised"][0] == kind
         assert words in seen["raised"][1]
         assert ("rank 1" in seen["raised"][1]) == (rank == 0)
         assert seen["untouched"]
+        assert seen["norm"] == pytest.approx(16.0 * math.sqrt(3))
+
+
+@pytest.mark.parametrize("what", ["another bound", "another order"])
+def test_ranks_that_ask_for_different_clips_are_told(pair: Team, what: str) -> None:
+    """They would multiply by different factors: an error on both, and no gradient was touched."""
+    for seen in pair.run("clipping.ask_wrongly", what):
+        assert seen["raised"][0] == "RuntimeError"
+        assert "different norms or bounds" in seen["raised"][1]
+        assert seen["untouched"]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_rank_without_memory_for_its_norm_is_an_error_on_every_rank(pair: Team, clips: bool) -> None:
+    """Nothing was changed yet, so both raise and both may try again: 1 - 8/4 = -1."""
+    for rank, seen in enumerate(pair.run("clipping.full", clips)):
+        assert seen["raised"][0] == ("MemoryError" if rank else "RuntimeError")
+        assert "no memory" in seen["raised"][1]
+        assert seen["untouched"]
+        assert seen["landed"] == [-1.0] * 4
+
+
+def test_every_rank_is_told_the_same_norm(pair: Team) -> None:
+    """In the widest dtype of any rank: √(3 · 1.1² + 3 · 2.09375²) where bfloat16 holds 2.1 as 2.09375."""
+    seen = pair.run("clipping.narrow_and_wide")
+    assert [dtype for dtype, _ in seen] == ["torch.float32"] * 2
+    assert seen[0] == seen[1]
+    assert seen[0][1] == pytest.approx(math.sqrt(3 * 1.1**2 + 3 * 2.09375**2), rel=1e-6)
+
+
+def test_a_sum_of_addends_that_overflows_is_an_overflow(pair: Team) -> None:
+    """3e38 + 3e38 is beyond float32: the norm says so, nothing is clipped to zero, and the step is skipped."""
+    for norm, skipped in pair.run("clipping.sums_beyond_float32"):
+        assert norm == math.inf
+        assert skipped
 
 
 def test_a_clip_that_stops_in_the_middle_is_given_up(pair: Team) -> None:

@@ -161,6 +161,41 @@ def test_ranks_with_different_scales_are_told(pair: Team, in_update: bool) -> No
         assert "16.0" in words
 
 
+def test_a_scale_that_is_none_on_one_rank_is_an_error_on_every_rank(pair: Team) -> None:
+    """Nobody waits for the rank that cannot update, and the next update is shared."""
+    for rank, ((kind, words), scale) in enumerate(pair.run("decisions.update_wrongly")):
+        assert kind == "ValueError"
+        assert "new_scale" in words
+        assert ("rank 1" in words) == (rank == 0)
+        assert scale == 4.0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_state_that_one_rank_alone_loads_is_told(pair: Team, enabled: bool) -> None:
+    """Met by a step, or by a disabled scaler that loads nothing: both raise and nothing has changed."""
+    for (kind, words), untouched in pair.run("decisions.load_alone", enabled):
+        assert kind == "RuntimeError"
+        assert "load_state_dict" in words
+        assert untouched
+
+
+def test_what_is_no_optimizer_on_one_rank_is_an_error_on_every_rank(pair: Team) -> None:
+    """A TypeError that says what an optimizer is, from every call that takes one."""
+    for rank, raised in enumerate(pair.run("decisions.no_optimizer")):
+        for kind, words in raised:
+            assert kind == "TypeError"
+            assert "param_groups" in words
+            assert ("rank 1" in words) == (rank == 0)
+
+
+def test_a_destroyed_group_is_named(pair: Team) -> None:
+    """Step and update say what happened and what to do."""
+    for raised in pair.run("decisions.destroyed"):
+        for kind, words in raised:
+            assert kind == "RuntimeError"
+            assert "was destroyed" in words
+
+
 def test_a_step_never_pairs_with_an_update(pair: Team) -> None:
     """A rank in step and a rank in update are both told so, instead of taking each other's answer."""
     (first, words_of_first), (last, words_of_last) = pair.run("decisions.out_of_step")

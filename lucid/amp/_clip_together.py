@@ -1,0 +1,111 @@
+"""Unscaling and clipping by the norm and the verdict of all ranks that share an optimizer.
+
+Knows this rank's gradients and which of them it counts. Refuses to know stages, and what travels between ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from lucid.amp import _division, _norms
+from lucid.amp._clip import Clipped, Clipping, Split, as_tensor, is_telling, multiply_, scale_down_, total
+from lucid.amp._consensus import Poll, Ranks
+from lucid.amp._division import Divisor
+from lucid.amp._gradients import Gradients
+from lucid.amp._shares import Part, Shares
+from lucid.amp._torch import Bucket, by_device_and_dtype
+
+_WIDTHS = (torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes of gradients, the widest last; a bit for each tells the ranks which there are."""
+
+
+class Together:
+    """A clip by all ranks: making it reads, :meth:`agree` asks the others, only :meth:`clip_` changes anything.
+
+    Raises:
+        ValueError: the norm is of order 0.
+    """
+
+    def __init__(self, split: Split, gradients: Gradients, divisor: Divisor, clipping: Clipping, ranks: Ranks) -> None:
+        if clipping.order == 0:
+            raise ValueError("norm_type 0 counts tensors, and ranks hold parts of tensors. Use another norm_type.")
+        self._gradients, self._divisor, self._clipping, self._ranks = gradients, divisor, clipping, ranks
+        fresh = {id(tensor) for tensor in gradients.fresh}
+        parameters = {id(tensor): parameter for parameter, tensor in gradients.pairs}
+        self._parts = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in split.chosen]
+        self._beside = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in split.others]
+        self._shares = Shares(self._parts, ranks.groups, ranks.given)
+        (norm, _), finite = self._look([self._shares.counted, self._shares.rest + self._beside])
+        widths = sum(1 << _WIDTHS.index(dtype) for dtype in {tensor.dtype for tensor in split.chosen})
+        self._poll = self._polled(norm, finite)._replace(questions=self._shares.questions, widths=widths)
+
+    def agree(self) -> None:
+        """Find the norm over all ranks, and whether any of them overflowed.
+
+        Raises:
+            Exception: as :meth:`Ranks.measure`.
+        """
+        poll, scale = self._ranks.measure(self._poll, self._divisor.scale), self._divisor.scale
+        if poll.questions and not poll.overflow:
+            (norm,), finite = self._look([self._shares.resolve(poll.questions, self._ranks)])
+            rest = self._ranks.measure(self._polled(norm, finite), scale)
+            norm = _norms.combined([poll.norm, rest.norm], poll.order)
+            poll = poll._replace(norm=norm, overflow=rest.overflow)
+        self._poll = poll
+
+    def clip_(self) -> Clipped:
+        """Divide all gradients in place by the scale, and clip the chosen ones."""
+        poll, divisor = self._poll, self._divisor
+        if poll.overflow:
+            divisor.divide_(self._gradients.buckets, judged=False)
+            return Clipped(self._norm(poll.norm if not math.isfinite(poll.norm) else math.inf), overflow=True)
+        coefficient = self._clipping.coefficient(poll.norm)
+        multiply_(_buckets(self._parts, scaled=True), divisor, coefficient)
+        scale_down_(_buckets(self._parts, scaled=False), coefficient)
+        divisor.divide_(_buckets(self._beside, scaled=True), judged=False)
+        return Clipped(self._norm(poll.norm), overflow=False)
+
+    def _polled(self, norm: float, finite: bool) -> Poll:
+        return Poll(norm, self._clipping.order, self._clipping.max_norm, overflow=not finite)
+
+    def _norm(self, norm: float) -> torch.Tensor:
+        dtypes = [dtype for bit, dtype in enumerate(_WIDTHS) if self._poll.widths >> bit & 1]
+        return as_tensor(norm, by_device_and_dtype([part.values for part in self._parts]), dtypes)
+
+    def _look(self, lists: Sequence[Sequence[Part]]) -> tuple[list[float], bool]:
+        """Return the norm of the true values of each list, and whether all of them are finite; changes nothing."""
+        order = self._clipping.order
+        halves = [_buckets(parts, scaled) for parts in lists for scaled in (True, False)]
+        powers = [_norms.power(half, order) if _norms.is_additive(order) else [] for half in halves]
+        numbers = iter(_division.numbers([power for parts in powers for power in parts]))
+        totals = [[next(numbers) for _ in parts] for parts in powers]
+        norms, all_finite = [], True
+        for index, (half, powers_of_half) in enumerate(zip(halves, totals, strict=True)):
+            divisor = self._divisor if index % 2 == 0 else Divisor(1.0)
+            norm, finite = _norm_of(half, powers_of_half, divisor, order)
+            norms.append(norm)
+            all_finite = all_finite and finite
+        return [_norms.combined(pair, order) for pair in zip(norms[::2], norms[1::2], strict=True)], all_finite
+
+
+def _buckets(parts: Sequence[Part], scaled: bool) -> list[Bucket]:
+    return by_device_and_dtype([part.values for part in parts if part.scaled is scaled])
+
+
+def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order: float) -> tuple[float, bool]:
+    """Return the norm of tensors over the scale, and whether every quotient is finite."""
+    if not buckets:
+        return (0.0 if order > 0 else math.inf), True
+    power = total(totals, order)
+    norm = _norms.root(power, order) / divisor.scale
+    if is_telling(power, norm):
+        return norm, True
+    if divisor.read(divisor.judge_quotients(buckets)):
+        return (math.nan if math.isnan(power) else math.inf), False
+    if _norms.is_additive(order):
+        return _norms.robust(buckets, order) / divisor.scale, True
+    tensors = [tensor for _, _, bucket in buckets for tensor in bucket]
+    return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
