@@ -4,10 +4,15 @@ Every expected number is counted by hand.
 """
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lucid.amp import GradScaler
 from lucid.amp._causes import NonFinite, count
@@ -15,6 +20,20 @@ from lucid.amp._gradients import Gradient
 from lucid.amp.diagnosis import _taps
 
 INF, NAN = math.inf, math.nan
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count and run it."""
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 def gradient(name: str, values: Tensor) -> Gradient:
@@ -109,3 +128,33 @@ def test_a_step_that_lands_counts_nothing_and_a_skip_counts_by_itself(monkeypatc
         scaler.step(optimizer)
         scaler.update()
     assert launched == [1]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 3, 40]), st.sampled_from(DTYPES), st.integers(0, 2**16)), max_size=30))
+def test_many_together_are_told_as_each_alone(kinds: list[tuple[int, torch.dtype, int]]) -> None:
+    """Sizes and dtypes in any order, empty ones between: what NumPy counts in each."""
+    odd = [INF, -INF, NAN, 0.0, 1.5, -2.5, 1e4]
+    values = [
+        torch.tensor([odd[n] for n in np.random.default_rng(seed).integers(0, 7, size)], dtype=dtype)
+        for size, dtype, seed in kinds
+    ]
+    expected = []
+    for place, tensor in enumerate(values):
+        array = tensor.double().numpy()
+        inf, nan = int(np.isinf(array).sum()), int(np.isnan(array).sum())
+        if inf or nan:
+            largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+            expected.append(NonFinite(str(place), tuple(tensor.shape), inf, nan, largest))
+    assert count([gradient(str(place), tensor) for place, tensor in enumerate(values)]).read() == tuple(expected)
+
+
+def test_many_small_gradients_share_their_launches() -> None:
+    """As many operators for 2,000 as for 20, and few of them."""
+    launched = []
+    for many in (20, 2000):
+        gradients = [gradient(str(place), torch.full((16,), INF)) for place in range(many)]
+        with Operators() as operators:
+            counts = count(gradients)
+        launched.append(operators.count)
+        assert {(one.inf, one.nan) for one in counts.read()} == {(16, 0)}
+    assert launched[0] == launched[1] <= 25
