@@ -30,19 +30,19 @@ class Turn:
         find: returns the optimizer; None once it is gone.
         called: whether this iteration knows it.
         stage: how far it has come.
-        by_step: whether it was a step that unscaled, and not the user.
+        unscaled_by_step: how many gradients its step unscaled; None where it was the user, or nobody.
         overflow: its verdict, as the caller stored it.
         skipped: whether its last step was skipped, in whichever iteration; None before the first.
     """
 
-    __slots__ = ("_type", "by_step", "called", "find", "overflow", "skipped", "stage")
+    __slots__ = ("_type", "called", "find", "overflow", "skipped", "stage", "unscaled_by_step")
 
     def __init__(self, optimizer: object) -> None:
         self.find = _reference(optimizer)
         self._type = type(optimizer)
         self.called = False
         self.stage = READY
-        self.by_step = False
+        self.unscaled_by_step: int | None = None
         self.overflow: Any = False
         self.skipped: bool | None = None
 
@@ -116,8 +116,8 @@ class Stages:
     def clear(self) -> None:
         """Return every optimizer to ready; who was never stepped is forgotten."""
         for turn in self.called:
-            turn.called = turn.by_step = turn.overflow = False
-            turn.stage = READY
+            turn.called = turn.overflow = False
+            turn.stage, turn.unscaled_by_step = READY, None
         self.called.clear()
         if self._has_met:  # else all of them were stepped before
             self._by_id = {key: turn for key, turn in self._by_id.items() if turn.skipped is not None}

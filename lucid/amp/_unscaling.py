@@ -42,11 +42,15 @@ class Unscaling:
         self.divided = Seen()
 
     def is_due(self, optimizer: Any, turn: Turn) -> bool:
-        """Whether unscaled gradients must be unscaled again: a step that raised did it, and there are new ones."""
-        if not turn.by_step:
+        """Whether unscaled gradients must be unscaled again: a step that raised did it, and they are others now.
+
+        A rank that has none any more asks the others, too, who may have new ones.
+        """
+        if turn.unscaled_by_step is None:
             return False
         try:
-            return bool(Gradients(optimizer, self.divided).fresh)
+            gradients = Gradients(optimizer, self.divided)
+            return bool(gradients.fresh) or len(gradients.wholes) != turn.unscaled_by_step
         except Exception:  # a refusal, which unscale tells the other ranks
             return True
 
@@ -106,7 +110,7 @@ class Unscaling:
             self._divisor.divide_(reading.undivided(self._divisor))
         except BaseException:
             # Nobody can tell now what is divided: no retry steps by it.
-            turn.overflow, turn.by_step = True, False
+            turn.overflow, turn.unscaled_by_step = True, None
             raise
 
     def _overflows(self, gradients: Gradients, reading: Reading) -> bool:
@@ -168,7 +172,7 @@ class Unscaling:
         if gradients.coalesced:
             gradients.put_back()
         self.divided.add(gradients.wholes, gradients.places)
-        turn.by_step = by_step
+        turn.unscaled_by_step = len(gradients.wholes) if by_step else None
         turn.overflow = overflow
         turn.stage = UNSCALED
 

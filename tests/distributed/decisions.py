@@ -217,6 +217,27 @@ def destroyed() -> list[tuple[str, str]]:
     return [caught(functools.partial(scaler.step, optimizer)), caught(scaler.update)]
 
 
+def redone() -> tuple[bool, list[float], float]:
+    """A step raises on both ranks; both do their backward again, which leaves the last rank without a gradient."""
+    first, second = own(2, gradient=8.0), own(2, gradient=8.0)
+    one, other = (torch.optim.SGD([parameter], lr=1.0) for parameter in (first, second))
+    scaler = GradScaler(init_scale=8.0, process_group=dist.group.WORLD)
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk")
+
+    handle = one.register_step_pre_hook(fail)
+    assert caught(lambda: scaler.step(one))[0] == "OSError"
+    handle.remove()
+    one.zero_grad()
+    if dist.get_rank() == 0:
+        first.grad = torch.full((2,), torch.inf)
+    scaler.step(one)
+    scaler.step(other)
+    scaler.update()
+    return scaler.step_was_skipped(one), second.tolist(), scaler.get_scale()
+
+
 def out_of_step() -> tuple[str, str]:
     """The last rank calls ``update`` where the others step."""
     optimizer = torch.optim.SGD([own(2, gradient=4.0)], lr=1.0)

@@ -188,6 +188,12 @@ def test_what_is_no_optimizer_on_one_rank_is_an_error_on_every_rank(pair: Team) 
             assert ("rank 1" in words) == (rank == 0)
 
 
+def test_a_step_that_is_done_again_is_decided_by_all(pair: Team) -> None:
+    """A rank without gradients the second time still hears the other's overflow, and no other optimizer does."""
+    for skipped, other, scale in pair.run("decisions.redone"):
+        assert (skipped, other, scale) == (True, [0.0, 0.0], 4.0)
+
+
 def test_a_destroyed_group_is_named(pair: Team) -> None:
     """Step and update say what happened and what to do."""
     for raised in pair.run("decisions.destroyed"):
