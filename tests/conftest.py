@@ -68,6 +68,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture
+def kernels_are_known(request: pytest.FixtureRequest) -> None:
+    """Skip where PyTorch's private names are hidden: no kernel divides then."""
+    if request.config.getoption("--public-torch"):
+        pytest.skip("without PyTorch's private name no kernel is known to divide")
+
+
 @pytest.fixture(autouse=True)
 def untraced(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let coverage pause in a test that runs alone: it may measure time, and would measure the tracer."""

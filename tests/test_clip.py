@@ -448,3 +448,31 @@ def test_what_is_no_parameter_is_named() -> None:
     with pytest.raises(TypeError, match=r"parameters\[1\].*None"):
         GradScaler(8.0).clip_grad_norm_(torch.optim.SGD([parameter], lr=1.0), 1.0, parameters=[parameter, None])
     assert parameter.grad.item() == 8.0
+
+
+@pytest.mark.parametrize("order", [math.inf, 2.0, 1.0])
+@pytest.mark.parametrize("values", [(8.0, math.nan), (math.nan, 8.0)])
+def test_a_nan_of_another_dtype_is_not_lost(values: tuple[float, float], order: float) -> None:
+    """The largest of 8 and NaN is no number, whichever comes first: the step is skipped."""
+    parameters, optimizer = owned(torch.tensor([values[0]]), torch.tensor([values[1]], dtype=torch.float64))
+    scaler = GradScaler(4.0)
+    assert not math.isfinite(scaler.clip_grad_norm_(optimizer, 1.0, order).item())
+    scaler.step(optimizer)
+    assert scaler.step_was_skipped(optimizer)
+    assert [parameter.item() for parameter in parameters] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("chosen", [None, 0, 1, 2])
+def test_an_overflow_that_another_optimizer_divided_counts_for_a_clip(bad: int, chosen: int | None) -> None:
+    """The first gradient was divided before: one that is infinite skips the step, whatever the norm is taken of."""
+    values = [[8.0, 8.0], [8.0, 8.0]]
+    values[bad][0] = math.inf
+    parameters, optimizer = owned(*map(torch.tensor, values))
+    scaler = GradScaler(4.0)
+    scaler.unscale_(torch.optim.SGD(parameters[:1], lr=1.0))
+    asked = None if chosen is None else parameters[chosen : chosen + 1]
+    assert not math.isfinite(scaler.clip_grad_norm_(optimizer, 1.0, parameters=asked).item())
+    scaler.step(optimizer)
+    assert scaler.step_was_skipped(optimizer)
+    assert [parameter.tolist() for parameter in parameters] == [[0.0, 0.0]] * 2

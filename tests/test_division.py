@@ -27,7 +27,10 @@ CORRECTLY_ROUNDED = {"cpu", "cuda"}
 def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """For which dtypes there is a batched check-and-multiply: on some CUDA it is float32 alone."""
     if request.param == "float32 alone":
-        monkeypatch.setattr(_torch, "has_check_and_multiply", lambda _, dtype: dtype is torch.float32)
+        asked = _torch.has_check_and_multiply
+        monkeypatch.setattr(
+            _torch, "has_check_and_multiply", lambda device, dtype: dtype is torch.float32 and asked(device, dtype)
+        )
 
 
 # Not powers of two: 3 as it is, 0.1 and 1000.1 as the nearest float32.

@@ -148,3 +148,11 @@ def test_clipping_is_exactly_that_of_pytorch() -> None:
     twin.grad = torch.full((2,), 12.0)
     assert torch.equal(norm, torch.nn.utils.clip_grad_norm_([twin], 1.0))
     assert torch.equal(weight.grad, twin.grad)
+
+
+def test_clipping_what_is_no_optimizer_is_refused() -> None:
+    """PyTorch's habit, the parameters in the optimizer's place, is a TypeError and no silent norm of nothing."""
+    model = torch.nn.Linear(2, 2)
+    for wrong in (model, model.parameters(), None):
+        with pytest.raises(TypeError, match=f"param_groups and step.*{type(wrong).__name__}"):
+            GradScaler(enabled=False).clip_grad_norm_(wrong, 1.0)

@@ -66,18 +66,18 @@ def test_no_retry_divides_again(
 
 def test_the_next_iteration_is_as_any(optimizer: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch) -> None:
     """update() gives the iteration up as one that overflowed; new gradients are divided and stepped by."""
-    scaler = GradScaler(4.0)
+    scaler = GradScaler(3.0)
     with monkeypatch.context() as patch:
-        patch.setattr(_torch, "check_and_multiply_", failing(_torch.check_and_multiply_, MemoryError))
+        patch.setattr(_torch, "divide_", failing(_torch.divide_, MemoryError))
         with pytest.raises(MemoryError):
             scaler.unscale_(optimizer)
     scaler.update()
-    assert scaler.get_scale() == 2.0
+    assert scaler.get_scale() == 1.5
     parameters: list[Tensor] = optimizer.param_groups[0]["params"]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 6.0)
     scaler.step(optimizer)
-    assert [parameter.item() for parameter in parameters] == [-3.0, -3.0]
+    assert [parameter.item() for parameter in parameters] == [-4.0, -4.0]
 
 
 def full(*_: Any) -> NoReturn:
@@ -96,6 +96,7 @@ def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     return made
 
 
+@pytest.mark.usefixtures("kernels_are_known")
 def test_an_error_before_the_kernel_divides_is_made_good(
     fused: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_an_error_before_the_kernel_divides_is_made_good(
     assert not hasattr(fused, "grad_scale")
 
 
+@pytest.mark.usefixtures("kernels_are_known")
 def test_an_error_in_the_kernel_and_another_after_it_are_given_up(
     fused: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,3 +132,24 @@ def test_an_error_in_the_kernel_and_another_after_it_are_given_up(
     scaler.update()
     assert scaler.last_update is not None
     assert scaler.last_update.overflow
+
+
+@pytest.mark.usefixtures("kernels_are_known")
+@pytest.mark.parametrize("factor", [1000.0, 0.25, 3.0])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_a_hook_has_changed_since_is_not_divided_again(
+    fused: torch.optim.Optimizer, place: int, factor: float
+) -> None:
+    """A hook after the step multiplies 3, or sets what was 0, and raises: its own error, and its own values."""
+    gradients = [group["params"][0].grad for group in fused.param_groups]
+    expected = [3.0, 0.0]
+    expected[place] = (expected[place] or 1.0) * factor
+
+    def hook(*_: Any) -> NoReturn:
+        gradients[place].fill_(expected[place])
+        full()
+
+    fused.register_step_post_hook(hook)
+    with pytest.raises(MemoryError, match="no memory"):
+        GradScaler(4.0).step(fused)
+    assert [gradient.item() for gradient in gradients] == expected

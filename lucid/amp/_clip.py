@@ -42,7 +42,8 @@ class Clipped(NamedTuple):
 class Split(NamedTuple):
     """Gradients in two lists, each memory once: what is clipped and the others; and what the norm is taken of.
 
-    ``counted`` is ``chosen`` but where a gradient repeats its values, or is that of two parameters: each counts.
+    ``counted`` is ``chosen`` but where a gradient repeats its values, or is that of two parameters: each counts, where
+    one process clips alone.
     """
 
     chosen: list[Tensor]
@@ -134,7 +135,7 @@ class Alone:
         counted, order = self._split.counted, self._clipping.order
         if not counted:
             overflow = self._divisor.read(verdict) or overflow
-            return Clipped(torch.tensor(math.inf if overflow else 0.0), overflow)
+            return Clipped(as_tensor(math.inf if overflow else 0.0, self._buckets), overflow)
         norm = torch.nn.utils.get_total_norm(counted, order)
         judged, (value,) = self._divisor.read_beside(verdict, [norm])
         if overflow or judged:

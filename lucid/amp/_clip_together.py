@@ -50,7 +50,12 @@ class Together:
         """
         poll, scale = self._ranks.measure(self._poll, self._divisor.scale), self._divisor.scale
         if poll.questions and not poll.overflow:
-            (norm,), finite = self._look([self._shares.resolve(poll.questions, self._ranks)])
+            counted = self._shares.resolve(poll.questions, self._ranks)
+            try:
+                (norm,), finite = self._look([counted])
+            except Exception as refusal:
+                self._ranks.measure(self._polled(math.inf, finite=False), scale, refusal)
+                raise
             rest = self._ranks.measure(self._polled(norm, finite), scale)
             norm = _norms.combined([poll.norm, rest.norm], poll.order)
             poll = poll._replace(norm=norm, overflow=rest.overflow)
@@ -61,7 +66,7 @@ class Together:
         poll, divisor = self._poll, self._divisor
         if poll.overflow:
             divisor.divide_(self._gradients.buckets, judged=False)
-            return Clipped(self._norm(poll.norm if not math.isfinite(poll.norm) else math.inf), overflow=True)
+            return Clipped(self._norm(math.inf), overflow=True)
         coefficient = self._clipping.coefficient(poll.norm)
         multiply_(_buckets(self._parts, scaled=True), divisor, coefficient)
         scale_down_(_buckets(self._parts, scaled=False), coefficient)
@@ -99,12 +104,13 @@ def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order
     """Return the norm of tensors over the scale, and whether every quotient is finite."""
     if not buckets:
         return (0.0 if order > 0 else math.inf), True
-    power = total(totals, order)
-    norm = _norms.root(power, order) / divisor.scale
-    if is_telling(power, norm):
-        return norm, True
+    if _norms.is_additive(order):
+        power = total(totals, order)
+        norm = _norms.root(power, order) / divisor.scale
+        if is_telling(power, norm):
+            return norm, True
     if divisor.read(divisor.judge_quotients(buckets)):
-        return (math.nan if math.isnan(power) else math.inf), False
+        return math.inf, False
     if _norms.is_additive(order):
         return _norms.robust(buckets, order) / divisor.scale, True
     tensors = [tensor for _, _, bucket in buckets for tensor in bucket]

@@ -133,7 +133,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    """All parameters of an optimizer, in its order; none of what is no optimizer, which is refused elsewhere."""
+    """All parameters of an optimizer, in its order; none of what is no optimizer, which its callers refuse."""
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
@@ -162,8 +162,8 @@ def _dimensions(mesh: DeviceMesh) -> list[tuple[int, Group]]:
 
 def _order(dimension: tuple[int, Group]) -> tuple[Any, ...]:
     index, group = dimension
-    ranks = sorted(dist.get_process_group_ranks(group))
-    return group.group_desc, index, [rank - ranks[0] for rank in ranks], ranks, group.group_name
+    those = sorted(ranks(group))
+    return group.group_desc, index, [rank - those[0] for rank in those], those, group.group_name
 
 
 def _flat_shard_message(place: str, parameter: torch.Tensor) -> str:

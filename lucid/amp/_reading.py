@@ -21,6 +21,9 @@ from lucid.amp._torch import Bucket
 _LIMITS = {dtype: torch.finfo(dtype).max * 0.999 for dtype in (torch.float32, torch.float64)}
 """Sums are rounded: a bound this close to the largest number is looked at again."""
 
+_ROUNDING = 0.01
+"""So far apart, in logarithms, two sums of the same numbers stay: float32 and any order of adding."""
+
 
 class Reading:
     """Σx² of buckets of tensors of one device and dtype each, read by the host at once."""
@@ -53,11 +56,10 @@ class Reading:
         found: list[Bucket] = []
         for bucket, total, largest in zip(self._buckets, self.sums, self._largest, strict=True):
             if largest is None:
-                before, quotient, after = total, total / divisor.scale**2, float(_power(bucket, 2.0))
+                before, after, squared = total, float(_power(bucket, 2.0)), 2
             else:
-                before, after = float(largest), float(_power(bucket, math.inf))
-                quotient = before / divisor.scale
-            if _nearer(after, before, quotient):
+                before, after, squared = float(largest), float(_power(bucket, math.inf)), 1
+            if _is_unchanged(before, after, squared * math.log(divisor.scale)):
                 found.append(bucket)
         return found
 
@@ -67,6 +69,12 @@ def _power(bucket: Bucket, order: float) -> Tensor:
     return power
 
 
-def _nearer(value: float, this: float, other: float) -> bool:
-    """Whether a value is, by its magnitude, this rather than the other; False for 0, and for what overflowed since."""
-    return 0.0 < value < math.inf and abs(math.log(value / this)) < abs(math.log(value / other))
+def _is_unchanged(before: float, after: float, divisor: float) -> bool:
+    """Whether a magnitude is what it was, within rounding, and not what a divisor (its logarithm) makes of it.
+
+    False for 0, which no division changes, and for what overflowed or what somebody else has changed since.
+    """
+    if before == 0.0 or not 0.0 < after < math.inf:
+        return False
+    moved = math.log(after) - math.log(before)
+    return abs(moved) < min(abs(moved + divisor), _ROUNDING)

@@ -7,7 +7,7 @@ follows from a verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from lucid.amp import _fused, _torch
@@ -178,14 +178,11 @@ class Unscaling:
 
 
 def _tell(ranks: Ranks | None, refusal: Exception, scale: float, clips: bool = False) -> None:
-    """Tell the other ranks, who step or clip, of a refusal that is then raised here."""
+    """Tell the other ranks, who step or clip, of a refusal that is then raised here, whatever comes of the telling."""
     if ranks is None:
         return
-    try:
+    with suppress(Exception):
         if clips:
             ranks.measure(Poll(0.0, 2.0), scale, refusal)
         else:
             ranks.agree(False, scale, refusal)
-    except Exception as told:
-        if told is not refusal:
-            raise

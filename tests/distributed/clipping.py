@@ -138,8 +138,8 @@ def subset() -> tuple[float, list[float]]:
 
 
 def hidden_nan(norm_type: float) -> tuple[float, bool]:
-    """The last rank's float64 gradient is NaN beside a float32 one that is not."""
-    values = (1.0, math.nan if dist.get_rank() == dist.get_world_size() - 1 else 1.0)
+    """The last rank's float64 gradient is NaN beside a float32 one that is not, and that no other rank holds, too."""
+    values = (1.0 + dist.get_rank(), math.nan if dist.get_rank() == dist.get_world_size() - 1 else 1.0)
     dtypes = (torch.float32, torch.float64)
     parameters = [own(2, gradient=value, dtype=dtype) for value, dtype in zip(values, dtypes, strict=True)]
     optimizer = torch.optim.SGD(parameters, lr=0.0)

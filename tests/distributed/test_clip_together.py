@@ -41,7 +41,7 @@ def check(team: Team, layout: str, max_norm: float, norm_type: float) -> None:
         assert seen["ratios"] == pytest.approx([factor] * len(seen["ratios"]), rel=1e-4)
 
 
-@pytest.mark.parametrize("norm_type", [2.0, math.inf, 1.0, 3.0])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf, 1.0, 3.0, -1.0, -math.inf])
 @pytest.mark.parametrize("layout", PAIRS)
 def test_the_norm_over_two_ranks_is_that_of_one_process(pair: Team, layout: str, norm_type: float) -> None:
     """Parts add up, replicas count once, and all ranks get the same number and clip by it."""
