@@ -20,10 +20,10 @@ CLASSES: dict[type[torch.optim.Optimizer], dict[str, float]] = {
 }
 
 
-@pytest.fixture(params=[0, 2**62], ids=["in the kernel", "before it"], autouse=True)
-def worthwhile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the gradients are divided, whatever their size."""
-    monkeypatch.setattr(_fused, "WORTHWHILE", request.param)
+@pytest.fixture(params=[True, False], ids=["in the kernel", "before it"], autouse=True)
+def in_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gradients are divided, whatever their size and the scale."""
+    monkeypatch.setattr(_fused, "saves", lambda *_: request.param)
 
 
 @pytest.fixture(params=CLASSES, ids=lambda made: made.__name__)

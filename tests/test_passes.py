@@ -131,10 +131,16 @@ def test_pytorchs_passes_are_seen() -> None:
     assert counted(parameters, iteration).passes >= 2.99
 
 
-@pytest.mark.parametrize("scale", [65536.0, 3.0, 0.5])
+@pytest.mark.parametrize(("scale", "inside"), [(65536.0, False), (1.0, False), (3.0, True), (0.5, True)])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_fused_optimizer_divides_in_its_own_kernel(scale: float, kind: Any) -> None:
-    """One read, no write, and the kernel's own pass; the gradients hold 2 / scale afterwards."""
+def test_a_fused_optimizer_divides_in_its_own_kernel_where_that_saves_a_pass(
+    scale: float, inside: bool, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass beside the kernel's own, a read where it divides; the gradients hold 2 / scale afterwards."""
+    told: list[bool] = []
+    step = kind.step.__wrapped__
+    monkeypatch.setattr(kind, "step", lambda self: told.append(hasattr(self, "grad_scale")) or step(self))
+    monkeypatch.setattr(_torch, "step_is_stock", lambda _: True)
     parameters = parameters_of(LARGE)
     optimizer, scaler = kind(parameters, lr=1e-3, fused=True), GradScaler(scale)
 
@@ -143,6 +149,7 @@ def test_a_fused_optimizer_divides_in_its_own_kernel(scale: float, kind: Any) ->
         scaler.update()
 
     assert counted(parameters, iteration).passes == pytest.approx(1, abs=0.01)
+    assert told[-2:] == [inside] * 2
     expected = torch.full((), 2.0) / scaler.get_scale()
     assert all(bool((parameter.grad == expected).all()) for parameter in parameters)
 

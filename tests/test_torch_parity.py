@@ -13,7 +13,6 @@ import torch
 from lucid.amp import GradScaler, _fused
 
 STEPS = 50
-NEVER = 2**62
 # Early ones meet an optimizer without state; two in a row; the last step but one.
 OVERFLOWS = {0, 1, 7, 20, 21, 48}
 SETTINGS: dict[str, Any] = {"init_scale": 2.0**14, "growth_interval": 6}
@@ -31,13 +30,13 @@ def optimizer_classes() -> list[type[torch.optim.Optimizer]]:
     return sorted((kind for kind in classes if kind.__name__ not in NOT_DENSE_STEPS), key=lambda kind: kind.__name__)
 
 
-FORMS: dict[str, tuple[dict[str, bool], int]] = {
-    "plain": ({"foreach": False}, NEVER),
-    "foreach": ({"foreach": True}, NEVER),
-    "fused": ({"fused": True}, NEVER),
-    "fused, dividing": ({"fused": True}, 0),
+FORMS: dict[str, tuple[dict[str, bool], bool]] = {
+    "plain": ({"foreach": False}, False),
+    "foreach": ({"foreach": True}, False),
+    "fused": ({"fused": True}, False),
+    "fused, dividing": ({"fused": True}, True),
 }
-"""The form of an optimizer: its settings, and from which size of a gradient on its kernel may divide."""
+"""The form of an optimizer: its settings, and whether its kernel divides where it can."""
 
 
 def ways() -> list[Any]:
@@ -45,11 +44,11 @@ def ways() -> list[Any]:
     found = []
     for kind in optimizer_classes():
         takes = inspect.signature(kind).parameters.keys()
-        for form, (settings, worthwhile) in FORMS.items():
+        for form, (settings, in_kernel) in FORMS.items():
             if settings.keys() <= takes:
-                found.append(pytest.param(kind, settings, worthwhile, id=f"{kind.__name__}, {form}"))
+                found.append(pytest.param(kind, settings, in_kernel, id=f"{kind.__name__}, {form}"))
             elif form == "plain":
-                found.append(pytest.param(kind, {}, worthwhile, id=f"{kind.__name__}, {form}"))
+                found.append(pytest.param(kind, {}, in_kernel, id=f"{kind.__name__}, {form}"))
     return found
 
 
@@ -141,21 +140,21 @@ def check_same_training(kind: Any, settings: dict[str, Any], overflows: set[int]
     assert not any(map(torch.equal, ours.parameters(), start)), "nothing was trained"
 
 
-@pytest.mark.parametrize(("kind", "form", "worthwhile"), ways())
+@pytest.mark.parametrize(("kind", "form", "in_kernel"), ways())
 def test_every_optimizer_trains_as_with_pytorchs_scaler(
-    kind: Any, form: dict[str, bool], worthwhile: int, monkeypatch: pytest.MonkeyPatch
+    kind: Any, form: dict[str, bool], in_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit over 50 steps with overflows in between, the first two steps among them."""
-    monkeypatch.setattr(_fused, "WORTHWHILE", worthwhile)
+    monkeypatch.setattr(_fused, "saves", lambda *_: in_kernel)
     check_same_training(kind, {**EXTRA.get(kind.__name__, {}), **form})
 
 
-@pytest.mark.parametrize(("form", "worthwhile"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("form", "in_kernel"), FORMS.values(), ids=FORMS)
 def test_sgd_with_momentum_trains_as_with_pytorchs_scaler(
-    form: dict[str, bool], worthwhile: int, monkeypatch: pytest.MonkeyPatch
+    form: dict[str, bool], in_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where PyTorch's fused form uses uninitialised memory, after an overflow in its first step, it is not compared."""
-    monkeypatch.setattr(_fused, "WORTHWHILE", worthwhile)
+    monkeypatch.setattr(_fused, "saves", lambda *_: in_kernel)
     check_same_training(
         torch.optim.SGD,
         {"lr": 0.01, "momentum": 0.9, "nesterov": True, **form},

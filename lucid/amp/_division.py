@@ -130,6 +130,11 @@ class Divisor:
         self._reciprocals.set(1.0 / scale)
         self._multiplies = _multiplies_exactly(scale)
 
+    def passes(self, buckets: list[Bucket]) -> int:
+        """How often ``divide_`` goes over the memory of these tensors: once where one operator divides and judges."""
+        at_once = (_torch.has_check_and_multiply(device, dtype) for device, dtype, _ in buckets)
+        return 1 if self._multiplies and all(at_once) else 2
+
     def divide_(self, buckets: list[Bucket], judged: bool = True) -> Verdict:
         """Divide in place and return the verdict on the quotients; nothing is read by the host.
 

@@ -1,4 +1,4 @@
-"""The division inside a fused optimizer's own kernel: the gradients are read once before it, and not written.
+"""The division inside a fused optimizer's own kernel: the gradients are read once before it, and written by it alone.
 
 Knows which optimizers divide by a ``grad_scale`` themselves, and when nobody can see a difference. Refuses to
 know whether a step lands: it is used for one that does.
@@ -22,18 +22,18 @@ from lucid.amp._reading import Reading
 _EXACT = {torch.float32, torch.float64}
 """In these dtypes the gradient that is left behind is the quotient that the kernel uses."""
 
-WORTHWHILE = 2**16
-"""Bytes of a gradient, on average, from which on not to write it saves more than to launch a read of it costs."""
+WORTHWHILE = 2**19
+"""Bytes of a gradient, on average, from which on a read of it costs less than an operator that judges quotients."""
 
 
-def divides(optimizer: Any, gradients: Gradients) -> bool:
-    """Whether the optimizer's own kernel divides each of these gradients, once, exactly and unseen."""
+def divides(optimizer: Any, gradients: Gradients, divisor: Divisor) -> bool:
+    """Whether the optimizer's own kernel is to divide these gradients: each of them once, exactly and unseen."""
     if not _torch.step_takes_factor(optimizer):
         return False
     kind: Any = type(optimizer)
     # The cheapest question first: a small model is told no before anything else is looked at.
     return (
-        _memory.extent(gradients.places) >= WORTHWHILE * max(len(gradients.fresh), 1)
+        saves(gradients, divisor)
         and _torch.step_is_stock(optimizer)
         and not _torch.has_step_pre_hooks(optimizer)
         and not hasattr(optimizer, "grad_scale")
@@ -43,6 +43,16 @@ def divides(optimizer: Any, gradients: Gradients) -> bool:
         and all(parameter.grad is tensor for parameter, tensor in gradients.pairs)
         and all(_proved(kind, device, dtype) for device, dtype, _ in gradients.buckets)
     )
+
+
+def saves(gradients: Gradients, divisor: Divisor) -> bool:
+    """Whether the kernel's division saves anything.
+
+    A read must come before it, and it writes the gradients as any division does. One operator that judges and divides
+    moves no more bytes than that, and is faster; a division and a judgement after it move more.
+    """
+    large = _memory.extent(gradients.places) >= WORTHWHILE * max(len(gradients.fresh), 1)
+    return large and divisor.passes(gradients.buckets) > 1
 
 
 def refuse_left_over(optimizer: Any) -> None:

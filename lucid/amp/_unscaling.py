@@ -74,7 +74,7 @@ class Unscaling:
         ranks = self._consensus.of(optimizer) if _torch.is_distributed() else None
         try:
             gradients = Gradients(optimizer, self.divided)
-            in_kernel = by_step and _fused.divides(optimizer, gradients)
+            in_kernel = by_step and _fused.divides(optimizer, gradients, self._divisor)
             if ranks is None and not in_kernel:
                 self._mark(turn, gradients, self._divide(turn, gradients), by_step)
                 return None
