@@ -1,6 +1,6 @@
 """Where should a fused optimizer's gradients be divided: inside its kernel, or before it?
 
-Times step and update of PyTorch's scaler, of lucid's with the division inside the kernel, and of lucid's with it before;
+Times step and update of PyTorch's scaler, of lucid's with the division inside the kernel, and of lucid's before it;
 in turn in one process, on gradients that are put back before each. Prints medians, and the medians of the ratios within
 a round.
 
