@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lucid.amp import _gradients, _meshes, _outputs, _refusals, _schedule, _settings, _stages
+from lucid.amp import _gradients, _outputs, _schedule, _settings, _stages
 from lucid.amp._clip import Clipping
 from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
@@ -179,10 +179,8 @@ class GradScaler(Settings, Events):
         """
         asked = functools.partial(Clipping, max_norm, norm_type, parameters)
         if not self._enabled:
-            clipping = asked()
-            if clipping.parameters is None and not hasattr(optimizer, "param_groups"):
-                raise _refusals.no_optimizer(optimizer)
-            chosen = _meshes.parameters_of(optimizer) if clipping.parameters is None else clipping.parameters
+            chosen = asked().parameters
+            chosen = _gradients.parameters(optimizer) if chosen is None else chosen
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
         turn.may_unscale()

@@ -141,6 +141,13 @@ class Gradients:
         return [owners.get(place) for place in clash]
 
 
+def parameters(optimizer: Any) -> list[Tensor]:
+    """Return all parameters of an optimizer, in its order; TypeError for what is no optimizer."""
+    if not hasattr(optimizer, "param_groups"):
+        raise _refusals.no_optimizer(optimizer)
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def named(optimizer: Any) -> list[Gradient]:
     """Return an optimizer's gradients by name, in its order, for those who look and do not divide."""
     names = _refusals.names(optimizer)
