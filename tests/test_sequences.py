@@ -167,8 +167,10 @@ class Machine:
         norm, _ = self.both(lambda: self.scaler.clip_grad_norm_(opt, max_norm), lambda: self.model.unscale_(model))
         if norm is None:
             return
-        held = {id(g): g for g in (self.model.grads.get(p) for p in model.parameters) if g is not None}
-        true = math.sqrt(sum(float((g.values.astype(np.float64) ** 2).sum()) for g in held.values()))
+        # As PyTorch counts it: a gradient of two parameters twice.
+        counted = [grad for parameter in model.parameters if (grad := self.model.grads.get(parameter)) is not None]
+        held = {id(grad): grad for grad in counted}
+        true = math.sqrt(sum(float((grad.values.astype(np.float64) ** 2).sum()) for grad in counted))
         if model.overflow:
             assert not math.isfinite(norm)
             return
