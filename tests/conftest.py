@@ -68,6 +68,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture(params=["every dtype", "float32 alone"])
+def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which dtypes there is a batched check-and-multiply: on some CUDA it is float32 alone."""
+    from lucid.amp import _torch  # after the package's private names were hidden, if they are
+
+    if request.param == "float32 alone":
+        asked = _torch.has_check_and_multiply
+        monkeypatch.setattr(
+            _torch, "has_check_and_multiply", lambda device, dtype: dtype is torch.float32 and asked(device, dtype)
+        )
+
+
 @pytest.fixture
 def kernels_are_known(request: pytest.FixtureRequest) -> None:
     """Skip where PyTorch's private names are hidden: no kernel divides then."""

@@ -15,23 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from values import INTEGERS, WITHOUT_FLOAT64, bits, numbers, same
 
-from lucid.amp import _torch
 from lucid.amp._division import DIVIDES_IN, Divisor
 from lucid.amp._reading import Reading
 from lucid.amp._torch import by_device_and_dtype
 
 CORRECTLY_ROUNDED = {"cpu", "cuda"}
-
-
-@pytest.fixture(params=["every dtype", "float32 alone"])
-def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For which dtypes there is a batched check-and-multiply: on some CUDA it is float32 alone."""
-    if request.param == "float32 alone":
-        asked = _torch.has_check_and_multiply
-        monkeypatch.setattr(
-            _torch, "has_check_and_multiply", lambda device, dtype: dtype is torch.float32 and asked(device, dtype)
-        )
-
 
 # Not powers of two: 3 as it is, 0.1 and 1000.1 as the nearest float32.
 ODD = [3.0, 0.1, 1000.1]

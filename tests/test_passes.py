@@ -154,18 +154,13 @@ def test_a_fused_optimizer_divides_in_its_own_kernel_where_that_saves_a_pass(
     assert all(bool((parameter.grad == expected).all()) for parameter in parameters)
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["every dtype", "float32 alone"])
+@pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("scale", "max_norm"), [(65536.0, None), (65536.0, 1e-4), (3.0, 1e-4), (3.0, 1e9)])
 def test_launches_do_not_grow_with_the_number_of_parameters(
-    scale: float, max_norm: float | None, dtype: torch.dtype, alone: bool, monkeypatch: pytest.MonkeyPatch
+    scale: float, max_norm: float | None, dtype: torch.dtype
 ) -> None:
     """As many for 2,000 small tensors as for 20, also where check-and-multiply takes float32 alone, as on some CUDA."""
-    if alone:
-        there = _torch.has_check_and_multiply
-        monkeypatch.setattr(
-            _torch, "has_check_and_multiply", lambda device, asked: asked is torch.float32 and there(device, asked)
-        )
     launches = []
     for count in (20, 2000):
         parameters = parameters_of([(16,)] * count, dtype)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lucid.amp import _division, _norms, _torch
+from lucid.amp import _division, _gradients, _norms, _torch
 from lucid.amp._division import DIVIDES_IN, Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._memory import region
@@ -92,7 +92,7 @@ class Clipping:
         return Split(chosen, [tensor for tensor in tensors if key(tensor) not in clipped], counted)
 
     def _check(self, optimizer: Any) -> None:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        own = set(map(id, _gradients.parameters(optimizer)))
         for index, parameter in enumerate(self.parameters or ()):
             if id(parameter) not in own:
                 raise ValueError(

@@ -54,7 +54,7 @@ class Together:
             try:
                 (norm,), finite = self._look([counted])
             except Exception as refusal:
-                self._ranks.measure(self._polled(math.inf, finite=False), scale, refusal)
+                self._ranks.tell(refusal, scale, clips=True)
                 raise
             rest = self._ranks.measure(self._polled(norm, finite), scale)
             norm = _norms.combined([poll.norm, rest.norm], poll.order)

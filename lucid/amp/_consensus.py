@@ -10,6 +10,7 @@ the rows, then over the columns, is the maximum over all: no rank needs a group 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -93,6 +94,14 @@ class Ranks:
             raise _ballots.different_clips(poll.order, poll.max_norm, dist.get_rank())
         return poll
 
+    def tell(self, refusal: Exception, scale: float, clips: bool = False) -> None:
+        """Tell the others, who step or clip, of a refusal that is raised here next, whatever comes of the telling."""
+        with contextlib.suppress(Exception):
+            if clips:
+                self.measure(Poll(0.0, 2.0), scale, refusal)
+            else:
+                self.agree(False, scale, refusal)
+
     def are_first(self, groups: Sequence[Group], marks: Sequence[object]) -> list[bool]:
         """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks."""
         first = [True] * len(marks)
@@ -155,9 +164,7 @@ class Consensus:
             Exception: ``refusal`` itself; on the other ranks one of its class that names rank and reason.
             RuntimeError: on all ranks, where these scales differ or one of the ranks is in another call instead.
         """
-        if not self._given:
-            if refusal is not None:
-                raise refusal
+        if not self._given and refusal is None:
             return overflow
         return _ask(self._all_given(), (), _ballots.UPDATE, overflow, refusal, _ballots.of_scale(scale))
 

@@ -7,13 +7,13 @@ follows from a verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lucid.amp import _fused, _torch
 from lucid.amp._clip import Alone, Clipped, Clipping
 from lucid.amp._clip_together import Together
-from lucid.amp._consensus import Consensus, Poll, Ranks
+from lucid.amp._consensus import Consensus
 from lucid.amp._division import Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._reading import Reading
@@ -59,7 +59,9 @@ class Unscaling:
         try:
             _fused.refuse_left_over(optimizer)
         except RuntimeError as refusal:
-            _tell(self._consensus.of(optimizer) if due else None, refusal, self._divisor.scale)
+            ranks = self._consensus.of(optimizer) if due else None
+            if ranks is not None:
+                ranks.tell(refusal, self._divisor.scale)
             raise
 
     @_torch.without_grad
@@ -82,7 +84,8 @@ class Unscaling:
             reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
             overflow = self._overflows(gradients, reading)
         except Exception as refusal:
-            _tell(ranks, refusal, self._divisor.scale)
+            if ranks is not None:
+                ranks.tell(refusal, self._divisor.scale)
             raise
         if ranks is not None:
             overflow = ranks.agree(overflow, self._divisor.scale)
@@ -134,7 +137,8 @@ class Unscaling:
             parts = clipping.split(optimizer, gradients), gradients, self._divisor, clipping
             clip = Alone(*parts) if ranks is None else Together(*parts, ranks)
         except Exception as refusal:
-            _tell(ranks, refusal, self._divisor.scale, clips=True)
+            if ranks is not None:
+                ranks.tell(refusal, self._divisor.scale, clips=True)
             raise
         if isinstance(clip, Together):
             clip.agree()
@@ -175,14 +179,3 @@ class Unscaling:
         turn.unscaled_by_step = len(gradients.wholes) if by_step else None
         turn.overflow = overflow
         turn.stage = UNSCALED
-
-
-def _tell(ranks: Ranks | None, refusal: Exception, scale: float, clips: bool = False) -> None:
-    """Tell the other ranks, who step or clip, of a refusal that is then raised here, whatever comes of the telling."""
-    if ranks is None:
-        return
-    with suppress(Exception):
-        if clips:
-            ranks.measure(Poll(0.0, 2.0), scale, refusal)
-        else:
-            ranks.agree(False, scale, refusal)
