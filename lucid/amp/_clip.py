@@ -180,9 +180,10 @@ def scale_down_(buckets: list[Bucket], factor: float) -> None:
         return
     for device, dtype, bucket in buckets:
         number = torch.full((), factor, dtype=DIVIDES_IN[dtype], device=device)
-        if dtype is not torch.float64 and _torch.has_check_and_multiply(device, dtype):
+        check_and_multiply_ = _torch.check_and_multiply(device, dtype) if dtype is not torch.float64 else None
+        if check_and_multiply_:
             # As a multiplication alone: it is the fastest batched one, and its verdict is known.
-            _torch.check_and_multiply_(bucket, torch.zeros((), dtype=torch.float32, device=device), number)
+            check_and_multiply_(bucket, torch.zeros((), dtype=torch.float32, device=device), number)
         elif number.dtype is dtype:
             _torch.multiply_(bucket, number)
         else:

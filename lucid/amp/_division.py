@@ -94,12 +94,15 @@ class Flags:
 
     def read(self, verdict: Verdict) -> bool:
         """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
-        return self.read_beside(verdict, [])[0]
+        if any(numbers(list(verdict.values()))):
+            return True
+        self._zeros.update(verdict)
+        return False
 
     def read_beside(self, verdict: Verdict, tensors: list[Tensor]) -> tuple[bool, list[float]]:
         """Read a verdict, and in the same host read the values of zero-dimensional tensors."""
         read = numbers([*verdict.values(), *tensors])
-        overflow = max(read[: len(verdict)], default=0.0) > 0.0
+        overflow = any(read[: len(verdict)])
         if not overflow:
             self._zeros.update(verdict)
         return overflow, read[len(verdict) :]
@@ -132,8 +135,8 @@ class Divisor:
 
     def passes(self, buckets: list[Bucket]) -> int:
         """How often ``divide_`` goes over the memory of these tensors: once where one operator divides and judges."""
-        at_once = (_torch.has_check_and_multiply(device, dtype) for device, dtype, _ in buckets)
-        return 1 if self._multiplies and all(at_once) else 2
+        at_once = self._multiplies and all(_torch.check_and_multiply(device, dtype) for device, dtype, _ in buckets)
+        return 1 if at_once else 2
 
     def divide_(self, buckets: list[Bucket], judged: bool = True) -> Verdict:
         """Divide in place and return the verdict on the quotients; nothing is read by the host.
@@ -145,8 +148,8 @@ class Divisor:
         verdict: Verdict = {}
         for device, dtype, bucket in buckets:
             overflow = self._flags.of(verdict, device)
-            if self._multiplies and _torch.has_check_and_multiply(device, dtype):
-                _torch.check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
+            if self._multiplies and (check_and_multiply_ := _torch.check_and_multiply(device, dtype)):
+                check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
             elif DIVIDES_IN[dtype] is dtype or self._multiplies:
                 # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
                 _torch.divide_(bucket, self.tensors.on(device, dtype))
@@ -187,8 +190,9 @@ class Divisor:
     def _check(self, bucket: list[Tensor], overflow: Tensor) -> None:
         """Raise ``overflow`` above zero if an element of the bucket is not finite."""
         device, dtype = bucket[0].device, bucket[0].dtype
-        if _torch.has_check_and_multiply(device, dtype):
-            _torch.check_and_multiply_(bucket, overflow, self._ones.on(device))
+        check_and_multiply_ = _torch.check_and_multiply(device, dtype)
+        if check_and_multiply_:
+            check_and_multiply_(bucket, overflow, self._ones.on(device))
         else:
             largest = torch.stack(list(_torch.norms(bucket, math.inf)))
             # isfinite would be four operators: inf · 0 and NaN · 0 are NaN, which is not 0.

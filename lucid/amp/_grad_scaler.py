@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from lucid.amp import _gradients, _outputs, _schedule, _settings, _stages
 from lucid.amp._clip import Clipping
@@ -257,23 +258,21 @@ class GradScaler(Settings, Events):
         except Exception as refusal:
             self._consensus.agree_on_update(False, self._standing.scale, refusal)
             raise
-        overflow, skipped = False, []
+        overflow = False
         for turn in self._stages.called:
             # An optimizer that was unscaled and never stepped is read here.
             overflow = overflow or (turn.overflow is not False and self._unscaling.overflowed(turn))
-            if turn.stage is not READY:
-                skipped.append(turn.stage is STEPPED and turn.skipped is True)
         overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
         now, after = self._standing, given or self._schedule.next(self._standing, overflow)
-        self._stages.clear()
+        skipped = self._stages.clear()
         self._unscaling.divided.clear()
         self._stand(after)
-        self._note_update(now.scale, after.scale, overflow, tuple(skipped), given is not None)
+        self._note_update(now.scale, after.scale, overflow, skipped, given is not None)
 
     def _factor(self, output: Tensor) -> Tensor:
         """Return the scale on an output's device, and remember the output."""
         factors, device = self._divisor.tensors, output.device
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             # Before the compiler sees that there is none, or its graph would be made again at the second call.
             factors.make(device)
             return factors.on(device)

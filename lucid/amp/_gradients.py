@@ -69,21 +69,22 @@ class Gradients:
             TypeError: another dtype, a layout that cannot be divided, or no values (the meta device).
             RuntimeError: a gradient is an inference tensor.
         """
+        if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
+            raise _refusals.no_optimizer(optimizer)
         self._optimizer = optimizer
-        found = _found(optimizer)
-        spans, buckets = _plain(found, seen)
         self.coalesced: dict[int, tuple[Tensor, Tensor]] = {}
         self.divided: list[Tensor] = []
-        if buckets is not None:
+        self.places: _memory.Spans | list[_memory.Region]
+        plain = _plain(optimizer, seen)
+        if plain is not None:
+            found, self.places, self.buckets = plain
             self.values = self.fresh = self.wholes = found
-            self.places: _memory.Spans | list[_memory.Region] = spans
-            self.buckets = buckets
         else:
-            owned = list(zip(self.parameters, found, strict=True))
+            owned = [(owner, whole) for owner in self.parameters if (whole := owner.grad) is not None]
             _refuse(optimizer, owned)
             self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
             self.fresh, self.wholes, self.places = [], [], []
-            self._sort(optimizer, found, seen, self.places)
+            self._sort(optimizer, [whole for _, whole in owned], seen, self.places)
             self.buckets = by_device_and_dtype(self.fresh)
 
     @property
@@ -176,56 +177,47 @@ def _strided(whole: Tensor) -> Tensor | None:
     return _memory.stored(whole.to_local() if hasattr(whole, "to_local") else whole)
 
 
-def _found(optimizer: Any) -> list[Tensor]:
-    """Return an optimizer's gradients."""
-    if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
-        raise _refusals.no_optimizer(optimizer)
-    gradients: list[Tensor] = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is not None:
-                gradients.append(gradient)
-    return gradients
-
-
-def _plain(gradients: list[Tensor], seen: Seen) -> tuple[_memory.Spans, list[Bucket] | None]:
-    """Return where gradients lie, and their buckets; None for these unless all are fit to be divided as they are.
+def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, list[Bucket]] | None:
+    """Return an optimizer's gradients, where they lie, and their buckets, if all can be divided as they are.
 
     A loop of cheap questions, for what nearly all gradients are: tensors without gaps that share no memory, neither
     with each other nor with what was divided before. Whatever is odd goes the long way.
     """
-    spans: _memory.Spans = ([], [])
-    if not gradients:
-        return spans, []
-    begins, ends = spans
-    first, alike = gradients[0], True
-    dtype, index = first.dtype, first.get_device()
-    for gradient in gradients:
-        if type(gradient) is not Tensor or gradient.is_nested or gradient.is_inference():
-            return spans, None
-        if gradient.dtype is not dtype or gradient.get_device() != index:
-            alike = False
-        try:
-            begin, size = gradient.data_ptr(), gradient.nbytes
-        except RuntimeError:  # a layout that is no span of memory
-            return spans, None
-        # 0: no element, or no memory of its own.
-        if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
-            return spans, None
-        # With the negative bit it is every other number of a complex tensor: it has gaps, or is one number.
-        if size <= _LARGEST_NUMBER and gradient.is_neg():
-            return spans, None
-        begins.append(begin)
-        ends.append(begin + size)
+    gradients: list[Tensor] = []
+    begins: list[int] = []
+    ends: list[int] = []
+    dtype, alike = None, True
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if type(gradient) is not Tensor or gradient.is_nested or gradient.is_inference():
+                return None
+            try:
+                begin, size = gradient.data_ptr(), gradient.nbytes
+            except RuntimeError:  # a layout that is no span of memory
+                return None
+            # 0: no element, or no memory of its own.
+            if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
+                return None
+            # With the negative bit it is every other number of a complex tensor: it has gaps, or is one number.
+            if size <= _LARGEST_NUMBER and gradient.is_neg():
+                return None
+            if gradient.dtype is not dtype or not gradient.is_cpu:
+                alike, dtype = gradient.is_cpu and not gradients, gradient.dtype
+            gradients.append(gradient)
+            begins.append(begin)
+            ends.append(begin + size)
+    spans = begins, ends
     if not _memory.are_apart(spans) or (seen.added and not seen.has_none_of(gradients, spans)):
-        return spans, None
-    # The same index is the same device on the CPU alone, which has none.
-    buckets = [(first.device, dtype, gradients)] if alike and index < 0 else by_device_and_dtype(gradients)
+        return None
+    # Nearly always one bucket, which then costs nothing to make.
+    buckets = [(gradients[0].device, dtype, gradients)] if alike and dtype else by_device_and_dtype(gradients)
     for device, dtype, _ in buckets:
         if dtype not in DIVIDES_IN or device.type not in _memory.ADDRESSED:
-            return spans, None
-    return spans, buckets
+            return None
+    return gradients, spans, buckets
 
 
 def _refuse(optimizer: Any, owned: list[tuple[Tensor, Tensor]]) -> None:

@@ -113,15 +113,22 @@ class Stages:
         """Whether any optimizer is between ready and the next ``clear``."""
         return bool(self.turns())
 
-    def clear(self) -> None:
-        """Return every optimizer to ready; who was never stepped is forgotten."""
+    def clear(self) -> tuple[bool, ...]:
+        """Return every optimizer to ready, and whether the step of each that was not was skipped.
+
+        Who was never stepped is forgotten.
+        """
+        skipped = []
         for turn in self.called:
+            if turn.stage is not READY:
+                skipped.append(turn.stage is STEPPED and turn.skipped is True)
+                turn.stage, turn.unscaled_by_step = READY, None
             turn.called = turn.overflow = False
-            turn.stage, turn.unscaled_by_step = READY, None
         self.called.clear()
         if self._has_met:  # else all of them were stepped before
             self._by_id = {key: turn for key, turn in self._by_id.items() if turn.skipped is not None}
             self._has_met = False
+        return tuple(skipped)
 
     def landed(self, optimizer: object, turn: Turn) -> None:
         """Note that a step landed."""

@@ -43,7 +43,9 @@ PRIVATE: dict[str, Any] = {
 } | {name: name for name in ("_step_supports_amp_scaling", "_fsdp_flattened")}
 """What this torch has of the names used here; a name without a value takes its fallback."""
 
+_TAKES_FACTOR: str = PRIVATE["_step_supports_amp_scaling"] or ""
 _DISTRIBUTED = torch.distributed.is_available()
+_C10D = _find("distributed.distributed_c10d")
 _OPTIMIZER_MODULE = importlib.import_module("torch.optim.optimizer")
 
 
@@ -52,12 +54,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def without_grad(function: _Function) -> _Function:
     """Run a function as ``torch.no_grad`` does, at a small part of its cost."""
+    switch, is_on = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled, torch.is_grad_enabled
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         """Call it with gradients off, and put back what was."""
-        switch = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled
-        before = torch.is_grad_enabled()
+        before = is_on()
         switch(False)
         try:
             return function(*args, **kwargs)
@@ -90,13 +92,20 @@ def by_device_and_dtype(tensors: list[Tensor]) -> list[Bucket]:
     return [(device, dtype, bucket) for (device, dtype), bucket in buckets.items()]
 
 
+CheckAndMultiply: TypeAlias = Callable[[list[Tensor], Tensor, Tensor], None]
+"""Multiplies tensors in place by a factor; a flag becomes 1 if an element was not finite *before* that.
+
+The flag and the factor are float32, zero-dimensional, and on the tensors' device.
+"""
+
+
 @functools.cache
-def has_check_and_multiply(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether one batched operator checks and multiplies tensors of this dtype there, exactly; tried once each."""
-    batched = PRIVATE["_amp_foreach_non_finite_check_and_unscale_"]
+def check_and_multiply(device: torch.device, dtype: torch.dtype) -> CheckAndMultiply | None:
+    """Return the operator that does it exactly to a list of tensors of this dtype there, if any; tried once each."""
+    batched: CheckAndMultiply | None = PRIVATE["_amp_foreach_non_finite_check_and_unscale_"]
     # CUDA's looks at a float64 through a float32: it takes 1e39, which is finite, for an overflow.
     if batched is None or (dtype is torch.float64 and device.type != "cpu"):
-        return False
+        return None
     try:
         # Every dtype is said: a user's default dtype may be another.
         found = torch.zeros((), dtype=torch.float32, device=device)
@@ -105,19 +114,8 @@ def has_check_and_multiply(device: torch.device, dtype: torch.dtype) -> bool:
     except torch.OutOfMemoryError:  # says nothing, and is asked again
         raise
     except (NotImplementedError, RuntimeError):
-        return False
-    return True
-
-
-def check_and_multiply_(tensors: list[Tensor], overflow: Tensor, factor: Tensor) -> None:
-    """Multiply the tensors in place; ``overflow`` becomes 1 if an element was not finite *before* that.
-
-    Args:
-        tensors: of one device and dtype for which ``has_check_and_multiply`` holds.
-        overflow: float32, zero-dimensional, on that device.
-        factor: float32, zero-dimensional, on that device.
-    """
-    PRIVATE["_amp_foreach_non_finite_check_and_unscale_"](tensors, overflow, factor)
+        return None
+    return batched
 
 
 def divide_(tensors: list[Tensor], divisor: Tensor) -> None:
@@ -184,7 +182,7 @@ def has_step_pre_hooks(optimizer: object) -> bool:
 
 def step_takes_factor(optimizer: object) -> bool:
     """Whether the optimizer says that its step divides by a ``grad_scale`` itself."""
-    return bool(getattr(optimizer, PRIVATE["_step_supports_amp_scaling"] or "", False))
+    return bool(getattr(optimizer, _TAKES_FACTOR, False))
 
 
 def step_is_stock(optimizer: Any) -> bool:
@@ -270,7 +268,11 @@ def _is_in_checkpoint(frame: types.FrameType | None) -> bool:
 
 def is_distributed() -> bool:
     """Whether ``torch.distributed`` is initialized; False where this torch was built without it."""
-    return _DISTRIBUTED and torch.distributed.group.WORLD is not None
+    if not _DISTRIBUTED:
+        return False
+    # Where it is kept: group.WORLD looks there, too, by a way that takes ten times as long.
+    world = getattr(_C10D, "_world", None)
+    return (torch.distributed.group.WORLD if world is None else world.default_pg) is not None
 
 
 def common_store() -> Any | None:
