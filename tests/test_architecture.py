@@ -60,6 +60,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
         "lucid.amp._gradients",
         "lucid.amp._clip",
         "lucid.amp._shares",
+        "lucid.amp._unread",
         "lucid.amp._consensus",
     ),
     "lucid.amp._unscaling": (
@@ -72,12 +73,14 @@ TENSORS: dict[str, tuple[str, ...]] = {
         "lucid.amp._fused",
         "lucid.amp._clip",
         "lucid.amp._clip_together",
+        "lucid.amp._unread",
         "lucid.amp._consensus",
     ),
     "lucid.amp._causes": ("lucid.amp._torch", "lucid.amp._gradients"),
     "lucid.amp._meshes": ("lucid.amp._torch",),
     "lucid.amp._shares": ("lucid.amp._meshes", "lucid.amp._division"),
-    "lucid.amp._consensus": ("lucid.amp._meshes", "lucid.amp._ballots", "lucid.amp._norms"),
+    "lucid.amp._unread": ("lucid.amp._norms",),
+    "lucid.amp._consensus": ("lucid.amp._meshes", "lucid.amp._ballots", "lucid.amp._norms", "lucid.amp._unread"),
 }
 # What the scaler is made of besides its story.
 PARTS: dict[str, tuple[str, ...]] = {

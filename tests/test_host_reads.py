@@ -1,54 +1,18 @@
 """How often the host waits for a device: counted by watching every read of a tensor's value.
 
-On the CPU a dispatch mode sees the one operator that every ``item``, ``bool`` and ``float`` goes through, and
-``tolist`` and ``numpy`` are watched beside it. On CUDA PyTorch itself raises at every wait.
+On the CPU ``reads`` sees them. On CUDA PyTorch itself raises at every wait.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from reads import watched
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lucid.amp import GradScaler
-
-
-class Reads(TorchDispatchMode):
-    """Counts the values that the host reads inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the operator that reads a scalar; run everything."""
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
-    """Count reads, those by ``tolist`` and ``numpy`` too, which pass the dispatcher by."""
-    with Reads() as reads, monkeypatch.context() as patch:
-        for name in ("tolist", "numpy", "__array__"):
-            patch.setattr(Tensor, name, counting(reads, getattr(Tensor, name)))
-        yield reads
-
-
-def counting(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, counted once, whatever it reads inside."""
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        before = reads.count
-        result = original(*args, **kwargs)
-        reads.count = before + 1
-        return result
-
-    return method
 
 
 def optimizer_over(dtypes: list[torch.dtype], scale: float = 1.0, **options: Any) -> torch.optim.Optimizer:
@@ -65,7 +29,7 @@ def optimizer_over(dtypes: list[torch.dtype], scale: float = 1.0, **options: Any
 DTYPES = [[torch.float32], [torch.float32, torch.float64, torch.bfloat16]]
 
 
-def test_the_count_sees_every_way_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_sees_every_way_to_read() -> None:
     """item, float, bool, tolist and numpy are one read each, so the tests below could fail."""
     tensor = torch.ones(3)
     for read in (
@@ -74,10 +38,10 @@ def test_the_count_sees_every_way_to_read(monkeypatch: pytest.MonkeyPatch) -> No
         lambda: bool(tensor[0] > 0),
         lambda: tensor.sum().tolist(),
     ):
-        with watched(monkeypatch) as reads:
+        with watched() as reads:
             read()
         assert reads.count == 1
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         tensor.tolist()
         tensor.numpy()
     assert reads.count == 2
@@ -86,9 +50,7 @@ def test_the_count_sees_every_way_to_read(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("scale", [65536.0, 3.0, 0.5])
 @pytest.mark.parametrize("fused", [False, True])
-def test_one_read_an_optimizer(
-    dtypes: list[torch.dtype], scale: float, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_read_an_optimizer(dtypes: list[torch.dtype], scale: float, fused: bool) -> None:
     """scale, unscale_ and update read nothing; step reads once, unscaled before or not."""
     if fused and len(dtypes) > 1:
         dtypes = [torch.float32, torch.float64]
@@ -96,7 +58,7 @@ def test_one_read_an_optimizer(
         scaler = GradScaler(scale)
         optimizer = optimizer_over(dtypes, scale, fused=fused)
         warm_up(fused, dtypes)
-        with watched(monkeypatch) as reads:
+        with watched() as reads:
             scaler.scale(torch.ones(()))
             if unscaled:
                 scaler.unscale_(optimizer)
@@ -117,14 +79,12 @@ def warm_up(fused: bool, dtypes: list[torch.dtype]) -> None:
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("scale", [65536.0, 3.0])
 @pytest.mark.parametrize("max_norm", [1e-6, 1e6])
-def test_clipping_makes_the_read_and_step_none(
-    dtypes: list[torch.dtype], scale: float, max_norm: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clipping_makes_the_read_and_step_none(dtypes: list[torch.dtype], scale: float, max_norm: float) -> None:
     """One read for the norm, the verdict and the other parameters together."""
     for restricted in (False, True):
         scaler, optimizer = GradScaler(scale), optimizer_over(dtypes, scale)
         parameters = optimizer.param_groups[0]["params"]
-        with watched(monkeypatch) as reads:
+        with watched() as reads:
             scaler.clip_grad_norm_(optimizer, max_norm, parameters=parameters[:1] if restricted else None)
             assert reads.count == 1
             scaler.step(optimizer)
@@ -134,47 +94,47 @@ def test_clipping_makes_the_read_and_step_none(
 
 @pytest.mark.parametrize("norm_type", [0.0, -1.0, 1.0, 2.0, 3.0, torch.inf])
 @pytest.mark.parametrize("shared", [False, True])
-def test_clipping_reads_once_for_every_norm(norm_type: float, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipping_reads_once_for_every_norm(norm_type: float, shared: bool) -> None:
     """Also where the norm is no sum of powers, and where another optimizer has divided a gradient before."""
     scaler, optimizer = GradScaler(8.0), optimizer_over([torch.float32, torch.float64], 8.0)
     if shared:
         scaler.unscale_(torch.optim.SGD(optimizer.param_groups[0]["params"][:1], lr=1.0))
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         scaler.clip_grad_norm_(optimizer, 1e-6, norm_type)
         assert reads.count == 1
         scaler.step(optimizer)
     assert reads.count == 1
 
 
-def test_no_gradients_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gradients_no_read() -> None:
     """Without gradients nothing is read, by clipping neither."""
     optimizer = torch.optim.SGD([Parameter(torch.ones(2))], lr=1.0)
     scaler = GradScaler()
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         scaler.step(optimizer)
         scaler.update()
         scaler.clip_grad_norm_(optimizer, 1.0)
     assert reads.count == 0
 
 
-def test_a_skip_costs_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skip_costs_no_further_read() -> None:
     """The causes of a skip are counted on the device and read when asked."""
     optimizer = optimizer_over([torch.float32])
     optimizer.param_groups[0]["params"][0].grad[0] = torch.inf
     scaler = GradScaler()
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         scaler.step(optimizer)
         scaler.update()
     assert scaler.step_was_skipped(optimizer)
     assert reads.count == 1
 
 
-def test_a_second_look_only_where_the_norm_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_look_only_where_the_norm_is_not_finite() -> None:
     """Clipping an overflow may look again, once more, and step then reads nothing."""
     optimizer = optimizer_over([torch.float32])
     optimizer.param_groups[0]["params"][0].grad[0] = torch.inf
     scaler = GradScaler()
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         scaler.clip_grad_norm_(optimizer, 1.0)
         looked = reads.count
         scaler.step(optimizer)
@@ -183,23 +143,23 @@ def test_a_second_look_only_where_the_norm_is_not_finite(monkeypatch: pytest.Mon
     assert reads.count == looked
 
 
-def test_an_optimizer_that_is_never_stepped_is_read_by_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_is_never_stepped_is_read_by_update() -> None:
     """Unscaled and given up: update makes the one read, for it must know."""
     optimizer = optimizer_over([torch.float32])
     scaler = GradScaler()
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         scaler.unscale_(optimizer)
         assert reads.count == 0
         scaler.update()
     assert reads.count == 1
 
 
-def test_two_optimizers_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_optimizers_read_twice() -> None:
     """One read for each optimizer, none for sharing a gradient."""
     first = optimizer_over([torch.float32])
     second = torch.optim.SGD(first.param_groups[0]["params"][:1], lr=1.0)
     scaler = GradScaler()
-    with watched(monkeypatch) as reads:
+    with watched() as reads:
         scaler.step(first)
         scaler.step(second)
         scaler.update()

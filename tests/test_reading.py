@@ -44,6 +44,36 @@ def test_the_verdict_is_on_the_quotients(
     assert torch.equal(tensor.nan_to_num(), before.nan_to_num())
 
 
+@pytest.mark.parametrize(
+    ("values", "scale", "doubtful"),
+    [
+        ([1.0, -2.0], 65536.0, False),
+        ([1.0, -2.0], 0.5, False),
+        ([1e18], 2.0**-60, False),
+        ([1e18], 2.0**-80, True),
+        ([math.inf], 65536.0, True),
+        ([math.nan, 1.0], 65536.0, True),
+        ([3e38], 65536.0, True),
+        ([1e20], 1.0, True),
+        ([0.0], 1.0, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_that_tells_nothing_is_a_doubt(
+    values: list[float], scale: float, doubtful: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Its square is infinite or 0, or its root over the scale may be infinite: 1e18 · 2⁶⁰ is 1.2e36, · 2⁸⁰ 1.2e42."""
+    reading = Reading([[torch.tensor(values, device=device, dtype=dtype)]])
+    (doubt,) = reading.doubts(Divisor(scale))
+    assert bool(doubt) is doubtful
+
+
+def test_no_doubt_of_a_float64_that_float32_would_have() -> None:
+    """1e100 · 2¹⁰⁰ is 1.3e130."""
+    (doubt,) = Reading([[torch.tensor([1e100], dtype=torch.float64)]]).doubts(Divisor(2.0**-100))
+    assert not bool(doubt)
+
+
 def test_float64_overflows_where_float64_does() -> None:
     """1e300 / 0.5 is a float64; beside a float32 tensor too."""
     tensors = [torch.tensor([1e300], dtype=torch.float64), torch.ones(2)]

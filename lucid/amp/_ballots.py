@@ -63,14 +63,14 @@ def scale_of(word: int) -> float:
 
 
 def of_norm(norm: float) -> tuple[int, int]:
-    """A float64 as two 32-bit integers."""
-    low, high = struct.unpack("<2i", struct.pack("<d", norm))
-    return low, high
+    """A float64 as two 32-bit integers, in the order in which this machine keeps them."""
+    first, second = struct.unpack("=2i", struct.pack("=d", norm))
+    return first, second
 
 
 def norm_of(ballot: Sequence[int]) -> float:
     """The float64 that two 32-bit integers are."""
-    return float(struct.unpack("<d", struct.pack("<2i", *ballot))[0])
+    return float(struct.unpack("=d", struct.pack("=2i", *ballot))[0])
 
 
 def of_state(values: Mapping[str, float]) -> int:

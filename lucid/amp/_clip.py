@@ -159,6 +159,11 @@ def is_telling(power: float, norm: float) -> bool:
     return norm <= _LIMIT and _UNDERFLOW < power < math.inf
 
 
+def is_doubtful(power: Tensor, order: float, scale: float) -> Tensor:
+    """Return the opposite for a power that nobody has read, of scaled gradients: a flag, unread."""
+    return _norms.exceeds(power, order, _LIMIT * scale) | (power <= _UNDERFLOW) | (power == math.inf)
+
+
 def total(powers: list[float], order: float) -> float:
     """Return the power of all; NaN where one of them is."""
     return sum(powers) if order < math.inf or any(map(math.isnan, powers)) else max(powers, default=0.0)

@@ -6,20 +6,24 @@ Knows this rank's gradients and which of them it counts. Refuses to know stages,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from lucid.amp import _division, _norms
-from lucid.amp._clip import Clipped, Clipping, Split, as_tensor, is_telling, multiply_, scale_down_, total
+from lucid.amp._clip import Clipped, Clipping, Split, as_tensor, is_doubtful, is_telling, multiply_, scale_down_, total
 from lucid.amp._consensus import Poll, Ranks
 from lucid.amp._division import Divisor
 from lucid.amp._gradients import Gradients
 from lucid.amp._shares import Part, Shares
 from lucid.amp._torch import Bucket, by_device_and_dtype
+from lucid.amp._unread import Unread
 
 _WIDTHS = (torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of gradients, the widest last; a bit for each tells the ranks which there are."""
+
+_Seen = TypeVar("_Seen")
 
 
 class Together:
@@ -38,9 +42,9 @@ class Together:
         self._parts = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in split.chosen]
         self._beside = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in split.others]
         self._shares = Shares(self._parts, ranks.groups, ranks.given)
-        (norm, _), finite = self._look([self._shares.counted, self._shares.rest + self._beside])
-        widths = sum(1 << _WIDTHS.index(dtype) for dtype in {tensor.dtype for tensor in split.chosen})
-        self._poll = self._polled(norm, finite)._replace(questions=self._shares.questions, widths=widths)
+        self._widths = sum(1 << _WIDTHS.index(dtype) for dtype in {tensor.dtype for tensor in split.chosen})
+        self._unread = self._powers() if _norms.is_additive(clipping.order) else None
+        self._poll = self._read() if self._unread is None else self._polled(0.0, True)
 
     def agree(self) -> None:
         """Find the norm over all ranks, and whether any of them overflowed.
@@ -48,14 +52,14 @@ class Together:
         Raises:
             Exception: as :meth:`Ranks.measure`.
         """
-        poll, scale = self._ranks.measure(self._poll, self._divisor.scale), self._divisor.scale
+        scale = self._divisor.scale
+        poll = self._ranks.measure(self._poll, scale, unread=self._unread)
+        if poll.overflow and self._unread is not None:
+            # Some rank is in doubt: all of them look again.
+            poll = self._ranks.measure(self._or_tell(self._read), scale)
         if poll.questions and not poll.overflow:
             counted = self._shares.resolve(poll.questions, self._ranks)
-            try:
-                (norm,), finite = self._look([counted])
-            except Exception as refusal:
-                self._ranks.tell(refusal, scale, clips=True)
-                raise
+            (norm,), finite = self._or_tell(lambda: self._look([counted]))
             rest = self._ranks.measure(self._polled(norm, finite), scale)
             norm = _norms.combined([poll.norm, rest.norm], poll.order)
             poll = poll._replace(norm=norm, overflow=rest.overflow)
@@ -73,8 +77,32 @@ class Together:
         divisor.divide_(_buckets(self._beside, scaled=True), judged=False)
         return Clipped(self._norm(poll.norm), overflow=False)
 
+    def _or_tell(self, look: Callable[[], _Seen]) -> _Seen:
+        """What is seen; an error on the way is told to the other ranks, who wait for it."""
+        try:
+            return look()
+        except Exception as refusal:
+            self._ranks.tell(refusal, self._divisor.scale, clips=True)
+            raise
+
+    def _powers(self) -> Unread:
+        """What this rank's poll is made of in all ordinary cases; the host reads nothing."""
+        order, scale = self._clipping.order, self._divisor.scale
+        counted, others = self._shares.counted, self._shares.rest + self._beside
+        powers = [_norms.power(_buckets(parts, scaled=True), order) for parts in (counted, others)]
+        doubts = [is_doubtful(power, order, scale) for power in powers[0] + powers[1]]
+        if any(not part.scaled for part in counted + others):
+            doubts.append(torch.ones((), dtype=torch.bool, device="cpu"))
+        return Unread(doubts, powers[0], order, scale)
+
+    def _read(self) -> Poll:
+        """This rank's poll, of numbers that the host has read and looked into."""
+        (norm, _), finite = self._look([self._shares.counted, self._shares.rest + self._beside])
+        return self._polled(norm, finite)
+
     def _polled(self, norm: float, finite: bool) -> Poll:
-        return Poll(norm, self._clipping.order, self._clipping.max_norm, overflow=not finite)
+        order, max_norm = self._clipping.order, self._clipping.max_norm
+        return Poll(norm, order, max_norm, self._shares.questions, not finite, self._widths)
 
     def _norm(self, norm: float) -> torch.Tensor:
         dtypes = [dtype for bit, dtype in enumerate(_WIDTHS) if self._poll.widths >> bit & 1]

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from lucid.amp import _ballots, _meshes, _norms
+from lucid.amp._unread import Unread
 
 if TYPE_CHECKING:
     from lucid.amp._meshes import Group, Spread
@@ -60,11 +61,11 @@ class Ranks:
         self.given = given
         self._near = _meshes.parameters_of(optimizer)
 
-    def agree(self, overflow: bool, scale: float, refusal: Exception | None = None) -> bool:
+    def agree(self, overflow: bool | Unread, scale: float, refusal: Exception | None = None) -> bool:
         """Whether any rank overflowed; the same answer on all of them.
 
         Args:
-            overflow: this rank's verdict.
+            overflow: this rank's verdict, or the doubts of it; ``True`` then means that a rank has some.
             scale: the scale that this rank divides by.
             refusal: why this rank will not go on, if so. It is raised here after the others have been told.
 
@@ -74,25 +75,26 @@ class Ranks:
         """
         return _ask(self.groups, self._near, _ballots.STEP, overflow, refusal, _ballots.of_scale(scale))
 
-    def measure(self, poll: Poll, scale: float, refusal: Exception | None = None) -> Poll:
+    def measure(self, poll: Poll, scale: float, refusal: Exception | None = None, unread: Unread | None = None) -> Poll:
         """What :meth:`agree` decides and, in the same collective, the norm over all ranks.
 
         Args:
             poll: this rank's verdict, its part of the norm, and the questions that it must ask.
             scale: the scale that this rank divides by.
             refusal: why this rank will not go on, if so.
+            unread: the verdict and the norm, if the poll has them not; ``overflow`` then says that a rank has doubts.
 
         Raises:
             Exception: as :meth:`agree`.
             RuntimeError: as :meth:`agree`, and where ranks ask for other norms or bounds.
         """
-        mine, trouble = poll.overflow, refusal is not None
-        for group in self.groups:
-            poll, trouble = _gather(group, self._near, poll, trouble, scale)
-        if trouble:
-            self.agree(mine, scale, refusal)
+        rows = _gather(self.groups, self._near, _told(poll, scale, refusal), unread)
+        flags = functools.reduce(operator.or_, (row[0] for row in rows))
+        if flags & 2 or len({row[1] for row in rows}) > 1:
+            self.agree(poll.overflow, scale, refusal)
             raise _ballots.different_clips(poll.order, poll.max_norm, dist.get_rank())
-        return poll
+        norm = _norms.combined([_ballots.norm_of(row[2:]) for row in rows], poll.order)
+        return poll._replace(norm=norm, questions=flags >> 2 & 255, overflow=bool(flags & 1), widths=flags >> 10)
 
     def tell(self, refusal: Exception, scale: float, clips: bool = False) -> None:
         """Tell the others, who step or clip, of a refusal that is raised here next, whatever comes of the telling."""
@@ -189,13 +191,14 @@ def _ask(
     groups: Sequence[Group],
     near: Iterable[torch.Tensor],
     call: int,
-    overflow: bool,
+    overflow: bool | Unread,
     refusal: Exception | None,
     word: int,
     values: Mapping[str, float] | None = None,
 ) -> bool:
     """One question of four 32-bit numbers, whatever is asked, so that any two of them meet."""
-    answer = _ballots.answer(_reduce(groups, near, _ballots.question(call, overflow, _vote(refusal), word)))
+    known, unread = (overflow, None) if isinstance(overflow, bool) else (False, overflow)
+    answer = _ballots.answer(_reduce(groups, near, _ballots.question(call, known, _vote(refusal), word), unread))
     if answer.calls != (call, call):
         raise refusal or _ballots.different_calls(answer.calls, call, dist.get_rank())
     _raise_refusal(groups, near, answer.vote, refusal)
@@ -206,7 +209,9 @@ def _ask(
     return answer.overflow
 
 
-def _reduce(groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int]) -> list[int]:
+def _reduce(
+    groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int], unread: Unread | None = None
+) -> list[int]:
     """The elementwise maximum over all ranks of the groups, in one host read."""
     if not groups:
         return numbers
@@ -215,23 +220,33 @@ def _reduce(groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list
     for group in groups:
         # Not waited for: the host's numbers are copied before the call returns.
         votes = votes.to(_meshes.device_for(group, near), non_blocking=not votes.is_cuda)
+        if unread is not None:
+            unread.write(votes)
+            unread = None
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)
     return [int(vote) for vote in votes.tolist()]
 
 
-def _gather(group: Group, near: Iterable[torch.Tensor], poll: Poll, trouble: bool, scale: float) -> tuple[Poll, bool]:
-    """The polls of a group as one, and whether any rank refuses or asks for something else: 16 bytes a rank."""
-    flags = poll.widths << 10 | poll.questions << 2 | trouble << 1 | poll.overflow
-    numbers = [flags, _ballots.of_clip(scale, poll.order, poll.max_norm), *_ballots.of_norm(poll.norm)]
-    mine = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-    mine = mine.to(_meshes.device_for(group, near), non_blocking=True)
-    heard = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(heard, mine, group=group)
-    rows = torch.stack(heard).tolist()
-    flags = functools.reduce(operator.or_, (row[0] for row in rows))
-    norm = _norms.combined([_ballots.norm_of(row[2:]) for row in rows], poll.order)
-    trouble = bool(flags & 2) or len({row[1] for row in rows}) > 1
-    return poll._replace(norm=norm, questions=flags >> 2 & 255, overflow=bool(flags & 1), widths=flags >> 10), trouble
+def _gather(
+    groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int], unread: Unread | None
+) -> list[list[int]]:
+    """The four numbers of each rank of the groups, in one host read."""
+    rows = torch.tensor([numbers], dtype=torch.int32, device="cpu")
+    for group in groups:
+        rows = rows.to(_meshes.device_for(group, near), non_blocking=not rows.is_cuda)
+        if unread is not None:
+            unread.write(rows[0])
+            unread = None
+        heard = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(heard, rows, group=group)
+        rows = torch.cat(heard)
+    told: list[list[int]] = rows.tolist()
+    return told
+
+
+def _told(poll: Poll, scale: float, refusal: Exception | None) -> list[int]:
+    flags = poll.widths << 10 | poll.questions << 2 | (refusal is not None) << 1 | poll.overflow
+    return [flags, _ballots.of_clip(scale, poll.order, poll.max_norm), *_ballots.of_norm(poll.norm)]
 
 
 def _vote(refusal: Exception | None) -> int:

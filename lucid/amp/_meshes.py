@@ -7,6 +7,7 @@ exchanged: no collective is started here.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     Group: TypeAlias = dist.ProcessGroup
     Spread: TypeAlias = Group | DeviceMesh | Sequence["Group | DeviceMesh"]
+
+_MEMBERS: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
+"""The ranks of each mesh that was met: many parameters ask for those of one."""
 
 _ACCEPTED = "a ProcessGroup, a DeviceMesh, a sequence of them, or {optimizer: one of these}"
 
@@ -110,7 +114,11 @@ def ranks(group: Group) -> list[int]:
 def members(tensor: Any) -> frozenset[int]:
     """The ranks among which a tensor says how it is spread: those of its mesh, or this one for a plain tensor."""
     mesh = getattr(tensor, "device_mesh", None)
-    return frozenset([dist.get_rank()] if mesh is None else mesh.mesh.flatten().tolist())
+    if mesh is None:
+        return frozenset([dist.get_rank()])
+    if mesh not in _MEMBERS:
+        _MEMBERS[mesh] = frozenset(mesh.mesh.flatten().tolist())
+    return _MEMBERS[mesh]
 
 
 def is_partial(tensor: Any) -> bool:

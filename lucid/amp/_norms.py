@@ -54,6 +54,19 @@ def root(total: float, order: float) -> float:
     return math.sqrt(total) if order == 2.0 else _raised(total, 1.0 / order)
 
 
+def root_of(total: Tensor, order: float) -> Tensor:
+    """Return the norm whose power is ``total``, zero-dimensional, unread."""
+    if order == math.inf:
+        return total
+    return total.sqrt() if order == 2.0 else total.pow(1.0 / order)
+
+
+def exceeds(power: Tensor, order: float, limit: float) -> Tensor:
+    """Return a flag, unread: whether the norm of a power is above the limit, infinite or NaN."""
+    # A limit beyond the dtype would become infinite, which is above nothing.
+    return (root_of(power, order) <= min(limit, torch.finfo(power.dtype).max)).logical_not()
+
+
 def _raised(base: float, exponent: float) -> float:
     """Return the power, infinite where it is beyond float64, which Python makes an error."""
     try:

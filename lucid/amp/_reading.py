@@ -26,13 +26,29 @@ _ROUNDING = 0.01
 
 
 class Reading:
-    """Σx² of buckets of tensors of one device and dtype each, read by the host at once."""
+    """Σx² of buckets of tensors of one device and dtype each; the host reads all of them at once, once it must."""
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
         self._buckets = [bucket for group in groups for bucket in _torch.by_device_and_dtype(list(group))]
         self._largest: list[Tensor | None] | None = None
         self.device = next((device for device, _, _ in self._buckets), torch.device("cpu"))
-        self.sums = _division.numbers(_norms.power(self._buckets, 2.0))
+        self._powers = _norms.power(self._buckets, 2.0)
+        self._sums: list[float] | None = None
+
+    @property
+    def sums(self) -> list[float]:
+        """Σx² of each bucket."""
+        if self._sums is None:
+            self._sums = _division.numbers(self._powers)
+        return self._sums
+
+    def doubts(self, divisor: Divisor) -> list[Tensor]:
+        """Return a flag a bucket, which nobody has read: whether the sum is 0, or leaves an overflow open."""
+        limits = [_LIMITS[DIVIDES_IN[dtype]] * divisor.scale for _, dtype, _ in self._buckets]
+        return [
+            _norms.exceeds(power, 2.0, limit) | (power == 0.0)
+            for power, limit in zip(self._powers, limits, strict=True)
+        ]
 
     def overflows(self, divisor: Divisor) -> bool:
         """Whether a quotient of any tensor is not finite."""
@@ -44,6 +60,9 @@ class Reading:
 
     def remember(self) -> None:
         """Keep what will tell ``undivided``: where Σx² overflowed or underflowed, max|x|; the host reads nothing."""
+        if self._sums is None:  # there were no doubts, so that none is needed
+            self._largest = [None] * len(self._buckets)
+            return
         self._largest = [
             None if 0.0 < total < math.inf else _power(bucket, math.inf)
             for total, bucket in zip(self.sums, self._buckets, strict=True)

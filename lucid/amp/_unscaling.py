@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from lucid.amp import _fused, _torch
 from lucid.amp._clip import Alone, Clipped, Clipping
 from lucid.amp._clip_together import Together
-from lucid.amp._consensus import Consensus
+from lucid.amp._consensus import Consensus, Ranks
 from lucid.amp._division import Divisor, Verdict
 from lucid.amp._gradients import Gradients
 from lucid.amp._reading import Reading
 from lucid.amp._seen import Seen
 from lucid.amp._stages import UNSCALED, Turn
 from lucid.amp._torch import by_device_and_dtype
+from lucid.amp._unread import Unread
 
 
 class InKernel(NamedTuple):
@@ -82,13 +83,12 @@ class Unscaling:
                 return None
             # Nothing may change before all ranks agree, or where the kernel is to divide: a read comes first.
             reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-            overflow = self._overflows(gradients, reading)
+            found = self._overflows(gradients, reading) if ranks is None else self._doubts(gradients, reading)
         except Exception as refusal:
             if ranks is not None:
                 ranks.tell(refusal, self._divisor.scale)
             raise
-        if ranks is not None:
-            overflow = ranks.agree(overflow, self._divisor.scale)
+        overflow = found is True if ranks is None else self._agree(ranks, found, gradients, reading)
         if in_kernel and not overflow:
             return InKernel(gradients, reading)
         self._divide(turn, gradients, judged=False)
@@ -121,6 +121,22 @@ class Unscaling:
         if reading.overflows(self._divisor):
             return True
         return self._divisor.read(self._divisor.judge(by_device_and_dtype(gradients.divided)))
+
+    def _doubts(self, gradients: Gradients, reading: Reading) -> Unread:
+        """What :meth:`_overflows` will be asked about, if any rank has such doubts; the host reads nothing."""
+        divided = self._divisor.judge(by_device_and_dtype(gradients.divided))
+        return Unread([*reading.doubts(self._divisor), *divided.values()])
+
+    def _agree(self, ranks: Ranks, found: bool | Unread, gradients: Gradients, reading: Reading) -> bool:
+        """Whether a quotient of any rank overflows; where one of them has doubts, all look again and ask again."""
+        if not ranks.agree(found, self._divisor.scale):
+            return False
+        try:
+            overflow = self._overflows(gradients, reading)
+        except Exception as refusal:
+            ranks.tell(refusal, self._divisor.scale)
+            raise
+        return ranks.agree(overflow, self._divisor.scale)
 
     @_torch.without_grad
     def clip(self, optimizer: Any, turn: Turn, asked: Callable[[], Clipping]) -> Clipped:

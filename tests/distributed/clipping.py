@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 from lucid.amp import GradScaler, _norms, _torch
+from lucid.amp._division import Divisor
 
 
 def clip(layout: str, max_norm: float, norm_type: float, optimizer: str = "sgd") -> dict[str, Any]:
@@ -89,21 +90,22 @@ def ask_wrongly(what: str) -> dict[str, Any]:
     return {"raised": raised, "untouched": untouched, "norm": norm}
 
 
-def full(clips: bool) -> dict[str, Any]:
-    """Memory runs out on the last rank while it reads its gradients."""
-    parameter = own(4, gradient=8.0)
+def full(clips: bool, gradient: float, read: str) -> dict[str, Any]:
+    """Memory runs out on the last rank while it reads its gradients, in one of two functions."""
+    parameter = own(4, gradient=gradient)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
 
     def call() -> None:
         if clips:
-            scaler.clip_grad_norm_(optimizer, 1e9)
+            scaler.clip_grad_norm_(optimizer, math.inf)
         scaler.step(optimizer)
 
-    power = mock.Mock(side_effect=MemoryError("no memory"))
-    with mock.patch.object(_norms, "power", power) if dist.get_rank() else contextlib.nullcontext():
+    fails = mock.Mock(side_effect=MemoryError("no memory"))
+    where = _norms if read == "power" else Divisor
+    with mock.patch.object(where, read, fails) if dist.get_rank() else contextlib.nullcontext():
         raised = caught(call)
-    untouched = bool((parameter.grad == 8).all())
+    untouched = bool((parameter.grad == gradient).all())
     call()
     return {"raised": raised, "untouched": untouched, "landed": parameter.tolist()}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import meshes
+import reads
 import torch
 import torch.distributed as dist
 from handmade import first_half
@@ -332,6 +333,34 @@ def count_clip(layout: str) -> list[tuple[str, int]]:
         scaler.clip_grad_norm_(spread.optimizer, 1.0)
         scaler.step(spread.optimizer)
     return seen
+
+
+def count_reads(layout: str, scale: float, clips: bool) -> dict[str, int]:
+    """The host reads of a second iteration, with a mesh or a given group of all ranks, and whether it was skipped."""
+    if layout == "plain":
+        optimizer = torch.optim.SGD([own(4, gradient=3.0), own(2, gradient=4.0, dtype=torch.float64)], lr=1.0)
+    else:
+        grid = meshes.mesh(2, names=("dp",)) if layout == "line" else meshes.mesh(2, 2)
+        parameter = nn.Parameter(distribute_tensor(torch.ones(4, 4), grid, [Shard(0)] * grid.ndim))
+        parameter.grad = distribute_tensor(torch.ones(4, 4), grid, [Shard(0)] * grid.ndim)
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = GradScaler(scale, process_group={optimizer: dist.group.WORLD} if layout == "plain" else None)
+    unscale = (lambda: scaler.clip_grad_norm_(optimizer, 1.0)) if clips else (lambda: scaler.unscale_(optimizer))
+    unscale()
+    scaler.update()
+    with reads.watched() as seen:
+        scaler.scale(torch.ones(()))
+        before = seen.count
+        unscale()
+        unscaled = seen.count
+        scaler.step(optimizer)
+        stepped = seen.count
+    return {
+        "scale": before,
+        "unscale": unscaled - before,
+        "step": stepped - unscaled,
+        "skips": int(scaler.step_was_skipped(optimizer)),
+    }
 
 
 def repeated(times: int, delay: float) -> list[Any]:

@@ -137,13 +137,21 @@ def test_ranks_that_ask_for_different_clips_are_told(pair: Team, what: str) -> N
 
 
 @pytest.mark.parametrize("clips", [False, True])
-def test_a_rank_without_memory_for_its_norm_is_an_error_on_every_rank(pair: Team, clips: bool) -> None:
-    """Nothing was changed yet, so both raise and both may try again: 1 - 8/4 = -1."""
-    for rank, seen in enumerate(pair.run("clipping.full", clips)):
+@pytest.mark.parametrize(
+    ("gradient", "read", "landed"), [(8.0, "power", -1.0), (2.0**70, "judge_quotients", -(2.0**68))]
+)
+def test_a_rank_without_memory_for_its_norm_is_an_error_on_every_rank(
+    pair: Team, gradient: float, read: str, landed: float, clips: bool
+) -> None:
+    """Nothing was changed yet, so both raise and both may try again: 1 - 8/4 = -1.
+
+    Of 2⁷⁰ the square is infinite, so that all ranks look again.
+    """
+    for rank, seen in enumerate(pair.run("clipping.full", clips, gradient, read)):
         assert seen["raised"][0] == ("MemoryError" if rank else "RuntimeError")
         assert "no memory" in seen["raised"][1]
         assert seen["untouched"]
-        assert seen["landed"] == [-1.0] * 4
+        assert seen["landed"] == [landed] * 4
 
 
 def test_every_rank_is_told_the_same_norm(pair: Team) -> None:

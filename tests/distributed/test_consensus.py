@@ -118,6 +118,21 @@ def test_a_clip_makes_one_collective_of_16_bytes_and_its_step_none(pair: Team, l
     assert pair.run("decisions.count_clip", layout) == [[("all_gather", 16)]] * 2
 
 
+@pytest.mark.parametrize("scale", [65536.0, 3.0, 0.5])
+@pytest.mark.parametrize(("layout", "clips"), [("plain", False), ("line", False), ("line", True)])
+def test_a_shared_decision_is_one_read_of_the_host(pair: Team, layout: str, clips: bool, scale: float) -> None:
+    """This rank's verdict and norm travel unread; the answer of all is what the host reads."""
+    for seen in pair.run("decisions.count_reads", layout, scale, clips):
+        assert seen == {"scale": 0, "unscale": 1, "step": 0, "skips": 0}
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_grid_is_read_once_too(quartet: Team, clips: bool) -> None:
+    """However many groups the answer goes through."""
+    for seen in quartet.run("decisions.count_reads", "grid", 65536.0, clips):
+        assert seen == {"scale": 0, "unscale": 1, "step": 0, "skips": 0}
+
+
 def test_nothing_is_said_where_nothing_is_shared(pair: Team) -> None:
     """A model in plain tensors without a group trains without a collective, clipping included."""
     assert pair.run("decisions.single_process_costs_nothing") == [[], []]

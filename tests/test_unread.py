@@ -1,0 +1,72 @@
+"""What a rank writes into a message before its host has read it, against arithmetic on paper."""
+
+import math
+import struct
+
+import pytest
+import torch
+from reads import watched
+
+from lucid.amp._unread import Unread
+
+
+def written(unread: Unread, first: int = 8) -> tuple[int, float]:
+    """The first number of a message, and the float64 at its end."""
+    numbers = torch.tensor([first, 7, 0, 0], dtype=torch.int32)
+    with watched() as reads:
+        unread.write(numbers)
+    assert reads.count == 0
+    flags, word, *norm = numbers.tolist()
+    assert word == 7
+    return flags, struct.unpack("=d", struct.pack("=2i", *norm))[0]
+
+
+@pytest.mark.parametrize(
+    ("powers", "order", "scale", "norm"),
+    [
+        ([9.0, 16.0], 2.0, 4.0, 1.25),
+        ([1.0, 7.0], 3.0, 0.5, 4.0),
+        ([3.0, 5.0], 1.0, 2.0, 4.0),
+        ([3.0, 5.0], math.inf, 2.0, 2.5),
+        ([math.inf, 1.0], 2.0, 2.0, math.inf),
+        ([], 2.0, 2.0, 0.0),
+    ],
+)
+def test_the_norm_of_all_powers_over_the_scale(powers: list[float], order: float, scale: float, norm: float) -> None:
+    """(9 + 16)^½ / 4; for the largest magnitude no sum; of nothing, what was there stays."""
+    tensors = [torch.tensor(power) for power in powers]
+    assert written(Unread([], tensors, order, scale)) == (8, pytest.approx(norm))
+
+
+@pytest.mark.parametrize("order", [2.0, math.inf])
+def test_a_nan_is_a_nan(order: float) -> None:
+    """Also beside a larger number."""
+    _, norm = written(Unread([], [torch.tensor(5.0), torch.tensor(math.nan)], order))
+    assert math.isnan(norm)
+
+
+def test_a_float64_beyond_float32_is_told_exactly() -> None:
+    """Powers of two dtypes are added in float64."""
+    powers = [torch.tensor(2.0**120), torch.tensor(2.0**400, dtype=torch.float64)]
+    assert written(Unread([], powers)) == (8, 2.0**200)
+
+
+@pytest.mark.parametrize(
+    ("flags", "first"),
+    [
+        ([torch.tensor(False)], 8),
+        ([torch.tensor(False), torch.tensor(True)], 9),
+        ([torch.tensor(0.0), torch.tensor(3.0)], 9),
+        ([torch.tensor(0.0)], 8),
+        ([], 8),
+    ],
+)
+def test_a_doubt_is_the_lowest_bit(flags: list[torch.Tensor], first: int) -> None:
+    """Whether a flag is a bool or a float above zero; the other bits stay."""
+    assert written(Unread(flags)) == (first, 0.0)
+
+
+def test_a_bit_that_is_set_stays_set() -> None:
+    """A doubt that the host knows of is not taken back by flags."""
+    assert written(Unread([torch.tensor(True)]), first=9)[0] == 9
+    assert written(Unread([torch.tensor(False)]), first=9)[0] == 9
