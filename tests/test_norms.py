@@ -104,3 +104,37 @@ def test_robust_survives_what_squares_do_not() -> None:
 def test_nothing_has_no_parts() -> None:
     """No tensors make no part, and no launch."""
     assert _norms.power([], 2.0) == []
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0, 3.0, -1.0])
+def test_norms_are_combined_to_the_same_bits_in_any_order(order: float) -> None:
+    """Ranks hear each other in different orders: 1 and many parts that vanish beside it one by one."""
+    norms = [1.0, *(2.0**-27 * (1 + index / 7) for index in range(40))]
+    first = _norms.combined(norms, order)
+    assert _norms.combined(norms[::-1], order) == first
+    assert first == pytest.approx(sum(norm**order for norm in norms) ** (1 / order))
+
+
+@pytest.mark.parametrize(
+    ("norms", "order", "norm"),
+    [
+        ([3.0, 4.0], 2.0, 5.0),
+        ([3.0, 4.0], math.inf, 4.0),
+        ([3.0, 4.0], -math.inf, 3.0),
+        ([0.0, 4.0], 2.0, 4.0),
+        ([0.0, 0.0], 2.0, 0.0),
+        ([math.inf, 4.0], -1.0, 4.0),
+        ([math.inf, 4.0], 2.0, math.inf),
+        ([3e200, 4e200], 2.0, 5e200),
+    ],
+)
+def test_norms_of_parts(norms: list[float], order: float, norm: float) -> None:
+    """3 and 4 make 5; of nothing the norm is 0, and inf where p < 0; squares may be beyond float64."""
+    assert _norms.combined(norms, order) == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("order", [2.0, math.inf, -1.0])
+def test_a_part_that_is_no_number_makes_the_norm_none(order: float) -> None:
+    """Wherever it stands."""
+    assert math.isnan(_norms.combined([math.nan, 1.0], order))
+    assert math.isnan(_norms.combined([1.0, math.nan], order))

@@ -76,13 +76,13 @@ def _raised(base: float, exponent: float) -> float:
 
 
 def combined(norms: Sequence[float], order: float) -> float:
-    """Return the norm of what these are the norms of; 0 for p > 0, inf for p < 0, is that of nothing."""
+    """Return the norm of what these are the norms of, the same in any order; of nothing 0 for p > 0, inf for p < 0."""
     if any(math.isnan(norm) for norm in norms):
         return math.nan
     pivot = (max if order > 0 else min)(norms)
     if math.isinf(order) or pivot == 0 or math.isinf(pivot):
         return pivot
-    return pivot * _raised(sum((norm / pivot) ** order for norm in norms), 1.0 / order)
+    return pivot * _raised(math.fsum((norm / pivot) ** order for norm in norms), 1.0 / order)
 
 
 def robust(buckets: Sequence[Bucket], order: float) -> float:
