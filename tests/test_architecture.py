@@ -80,7 +80,14 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "lucid.amp._meshes": ("lucid.amp._torch",),
     "lucid.amp._shares": ("lucid.amp._meshes", "lucid.amp._division"),
     "lucid.amp._unread": ("lucid.amp._norms",),
-    "lucid.amp._consensus": ("lucid.amp._meshes", "lucid.amp._ballots", "lucid.amp._norms", "lucid.amp._unread"),
+    "lucid.amp._rounds": ("lucid.amp._meshes", "lucid.amp._unread"),
+    "lucid.amp._consensus": (
+        "lucid.amp._meshes",
+        "lucid.amp._ballots",
+        "lucid.amp._norms",
+        "lucid.amp._unread",
+        "lucid.amp._rounds",
+    ),
 }
 # What the scaler is made of besides its story.
 PARTS: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,8 @@ import pytest
 import torch
 from reads import watched
 
-from lucid.amp._unread import Unread
+from lucid.amp import _norms
+from lucid.amp._unread import Unread, as_one
 
 
 def written(unread: Unread, first: int = 8) -> tuple[int, float]:
@@ -70,3 +71,35 @@ def test_a_bit_that_is_set_stays_set() -> None:
     """A doubt that the host knows of is not taken back by flags."""
     assert written(Unread([torch.tensor(True)]), first=9)[0] == 9
     assert written(Unread([torch.tensor(False)]), first=9)[0] == 9
+
+
+def message(flags: int, word: int, norm: float) -> list[int]:
+    """Four numbers of 32 bits."""
+    return [flags, word, *struct.unpack("=2i", struct.pack("=d", norm))]
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0, 3.0, math.inf, -1.0, -math.inf])
+@pytest.mark.parametrize(
+    "norms",
+    [[3.0, 4.0], [3e200, 4e200], [0.0, 4.0], [0.0, 0.0], [math.inf, 4.0], [math.inf, math.inf], [math.nan, 4.0]],
+)
+def test_one_message_has_the_norm_of_all(norms: list[float], order: float) -> None:
+    """As the host would have combined them, beyond float64's squares too."""
+    one = as_one(torch.tensor([message(0, 7, norm) for norm in norms], dtype=torch.int32), order)
+    (norm,) = struct.unpack("=d", struct.pack("=2i", *one.tolist()[2:]))
+    assert norm == pytest.approx(_norms.combined(norms, order), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ([(4, 7), (8, 7)], 12),
+        ([(1, 7), (4, 7), (0, 7)], 5),
+        ([(4, 7), (4, 8)], 6),
+        ([(1024, 7), (2, 7)], 1026),
+    ],
+)
+def test_one_message_has_the_bits_of_all(rows: list[tuple[int, int]], first: int) -> None:
+    """4 or 8 is 12; words that differ are bit 1."""
+    one = as_one(torch.tensor([message(flags, word, 1.0) for flags, word in rows], dtype=torch.int32), 2.0)
+    assert one.tolist()[:2] == [first, 7]

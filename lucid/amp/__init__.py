@@ -20,6 +20,7 @@ The files, in the order in which they are best read::
     _shares.py         which gradients a rank counts in a norm over all ranks
     _ballots.py        what ranks exchange, as integers
     _unread.py         what a rank tells before its host has read it
+    _rounds.py         numbers that go round groups of processes
     _consensus.py      did any rank overflow?
     _clip_together.py  clipping by the norm and the verdict of all ranks
     _unscaling.py      every gradient divided once, one verdict for all ranks

@@ -1,6 +1,6 @@
 """Did any rank overflow, and do all ranks hold the same scale?
 
-The only file that talks to other processes. Knows collectives: what is asked, of which groups, what the
+With ``_rounds`` the only file that talks to other processes. Knows what is asked, of which groups, and what the
 answer means. Refuses to know gradients: it is told this rank's verdict, or this rank's reason to refuse, and
 returns everybody's.
 
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lucid.amp import _ballots, _meshes, _norms
-from lucid.amp._unread import Unread
+from lucid.amp import _ballots, _meshes, _norms, _rounds
+from lucid.amp._unread import Unread, as_one
 
 if TYPE_CHECKING:
     from lucid.amp._meshes import Group, Spread
@@ -88,7 +88,13 @@ class Ranks:
             Exception: as :meth:`agree`.
             RuntimeError: as :meth:`agree`, and where ranks ask for other norms or bounds.
         """
-        rows = _gather(self.groups, self._near, _told(poll, scale, refusal), unread)
+        try:
+            message = _rounds.message(self.groups, self._near, _told(poll, scale, refusal), unread)
+        except Exception as failure:
+            if unread is None:
+                raise
+            return self.measure(poll, scale, failure)
+        rows = _rounds.gather(self.groups, self._near, message, lambda rows: as_one(rows, poll.order))
         flags = functools.reduce(operator.or_, (row[0] for row in rows))
         if flags & 2 or len({row[1] for row in rows}) > 1:
             self.agree(poll.overflow, scale, refusal)
@@ -104,14 +110,29 @@ class Ranks:
             else:
                 self.agree(False, scale, refusal)
 
-    def are_first(self, groups: Sequence[Group], marks: Sequence[object]) -> list[bool]:
-        """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks."""
+    def are_first(self, groups: Sequence[Group], look: Callable[[], Sequence[object]]) -> list[bool]:
+        """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks.
+
+        Args:
+            groups: the groups.
+            look: returns the marks; what it raises is raised on all ranks.
+        """
+        marks: Sequence[object] = ()
+        refusal: tuple[list[int], int] | None = None
+        failure: Exception | None = None
+        try:
+            marks = look()
+        except Exception as error:
+            failure, refusal = error, (_ballots.of_refusal(error), dist.get_rank())
         first = [True] * len(marks)
         for group in groups:
             heard: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(heard, list(marks), group=group)
-            lower = {mark for marks_of_one in heard[: dist.get_rank(group)] for mark in marks_of_one}
+            dist.all_gather_object(heard, (list(marks), refusal), group=group)
+            refusal = next((told for _, told in heard if told is not None), None)
+            lower = {mark for marks_of_one, _ in heard[: dist.get_rank(group)] for mark in marks_of_one}
             first = [was and mark not in lower for was, mark in zip(first, marks, strict=True)]
+        if refusal is not None:
+            raise failure or _ballots.refusal_of(*refusal)
         return first
 
     def summed(self, addends: Any) -> torch.Tensor:
@@ -197,8 +218,15 @@ def _ask(
     values: Mapping[str, float] | None = None,
 ) -> bool:
     """One question of four 32-bit numbers, whatever is asked, so that any two of them meet."""
+    near = list(near)
     known, unread = (overflow, None) if isinstance(overflow, bool) else (False, overflow)
-    answer = _ballots.answer(_reduce(groups, near, _ballots.question(call, known, _vote(refusal), word), unread))
+    try:
+        message = _rounds.message(groups, near, _ballots.question(call, known, _vote(refusal), word), unread)
+    except Exception as failure:
+        if unread is None:
+            raise
+        return _ask(groups, near, call, False, failure, word)
+    answer = _ballots.answer(_rounds.reduce(groups, near, message))
     if answer.calls != (call, call):
         raise refusal or _ballots.different_calls(answer.calls, call, dist.get_rank())
     _raise_refusal(groups, near, answer.vote, refusal)
@@ -207,41 +235,6 @@ def _ask(
             raise _ballots.different_states(values, dist.get_rank())
         raise _ballots.different_scales(answer.words, word, dist.get_rank())
     return answer.overflow
-
-
-def _reduce(
-    groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int], unread: Unread | None = None
-) -> list[int]:
-    """The elementwise maximum over all ranks of the groups, in one host read."""
-    if not groups:
-        return numbers
-    near = list(near)
-    votes = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-    for group in groups:
-        # Not waited for: the host's numbers are copied before the call returns.
-        votes = votes.to(_meshes.device_for(group, near), non_blocking=not votes.is_cuda)
-        if unread is not None:
-            unread.write(votes)
-            unread = None
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)
-    return [int(vote) for vote in votes.tolist()]
-
-
-def _gather(
-    groups: Sequence[Group], near: Iterable[torch.Tensor], numbers: list[int], unread: Unread | None
-) -> list[list[int]]:
-    """The four numbers of each rank of the groups, in one host read."""
-    rows = torch.tensor([numbers], dtype=torch.int32, device="cpu")
-    for group in groups:
-        rows = rows.to(_meshes.device_for(group, near), non_blocking=not rows.is_cuda)
-        if unread is not None:
-            unread.write(rows[0])
-            unread = None
-        heard = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(heard, rows, group=group)
-        rows = torch.cat(heard)
-    told: list[list[int]] = rows.tolist()
-    return told
 
 
 def _told(poll: Poll, scale: float, refusal: Exception | None) -> list[int]:
@@ -261,7 +254,7 @@ def _raise_refusal(groups: Sequence[Group], near: Iterable[torch.Tensor], vote: 
     if vote and groups:
         rank = dist.get_world_size() - vote
         letters = _ballots.of_refusal(refusal) if refusal and rank == dist.get_rank() else [0] * _ballots.LETTERS
-        letters = _reduce(groups, near, letters)
+        letters = _rounds.reduce(groups, near, _rounds.message(groups, near, letters))
         if refusal is None:
             raise _ballots.refusal_of(letters, rank)
     if refusal is not None:

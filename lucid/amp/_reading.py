@@ -43,7 +43,10 @@ class Reading:
         return self._sums
 
     def doubts(self, divisor: Divisor) -> list[Tensor]:
-        """Return a flag a bucket, which nobody has read: whether the sum is 0, or leaves an overflow open."""
+        """Return a flag a bucket, which nobody has read: whether the sum is 0, or leaves an overflow open.
+
+        Where no flag is set, ``remember`` needs no sum.
+        """
         limits = [_LIMITS[DIVIDES_IN[dtype]] * divisor.scale for _, dtype, _ in self._buckets]
         return [
             _norms.exceeds(power, 2.0, limit) | (power == 0.0)

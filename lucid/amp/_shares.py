@@ -9,7 +9,7 @@ plain tensors are parts or replicas, so the ranks compare them: values that seve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -37,8 +37,8 @@ class Part(NamedTuple):
 class Ranks(Protocol):
     """The two questions that :class:`Shares` asks other ranks."""
 
-    def are_first(self, groups: Sequence[Group], marks: Sequence[object]) -> list[bool]:
-        """Whether no lower rank of any group has each mark."""
+    def are_first(self, groups: Sequence[Group], look: Callable[[], Sequence[object]]) -> list[bool]:
+        """Whether no lower rank of any group has each of the marks that are seen."""
 
     def summed(self, addends: Any) -> Tensor:
         """This rank's values of a DTensor after the addends of all ranks were added."""
@@ -74,7 +74,7 @@ class Shares:
         if not questions & UNCLEAR:
             return counted
         unclear = self._unclear + [part for part in counted if self._is_unclear(part)]
-        first = ranks.are_first(self._given, [_mark(part) for part in unclear])
+        first = ranks.are_first(self._given, lambda: [_mark(part) for part in unclear])
         copies = {id(part) for part, is_first in zip(unclear, first, strict=True) if not is_first}
         return [part for part in (*self._unclear, *counted) if id(part) not in copies]
 

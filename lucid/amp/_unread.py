@@ -42,6 +42,24 @@ class Unread(NamedTuple):
             numbers[2:] = norm.reshape(1).view(torch.int32)
 
 
+def as_one(messages: Tensor, order: float) -> Tensor:
+    """Return the message that stands for several, one a row, unread.
+
+    Its first number has all their bits, and bit 1 where their second numbers differ; its last two are the norm of all.
+    """
+    one = messages[0].clone()
+    for message in messages[1:]:
+        one[0] |= message[0]
+    one[0] |= 2 * (messages[:, 1] != messages[0, 1]).any().int()
+    norms = messages[:, 2:].contiguous().view(torch.float64)
+    pivot = norms.amax() if order > 0 else norms.amin()
+    if math.isfinite(order):
+        norm = pivot * (norms / pivot).pow(order).sum().pow(1.0 / order)
+        pivot = torch.where((pivot == 0.0) | pivot.isinf(), pivot, norm)
+    one[2:] = pivot.reshape(1).view(torch.int32)
+    return one
+
+
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
     # From the host it is not waited for: the value is copied before the call returns.
     return tensor.to(device, non_blocking=tensor.is_cpu)

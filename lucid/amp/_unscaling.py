@@ -83,12 +83,14 @@ class Unscaling:
                 return None
             # Nothing may change before all ranks agree, or where the kernel is to divide: a read comes first.
             reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-            found = self._overflows(gradients, reading) if ranks is None else self._doubts(gradients, reading)
+            asked = None if ranks is None else (ranks, self._doubts(gradients, reading))
+            overflow = ranks is None and self._overflows(gradients, reading)
         except Exception as refusal:
             if ranks is not None:
                 ranks.tell(refusal, self._divisor.scale)
             raise
-        overflow = found is True if ranks is None else self._agree(ranks, found, gradients, reading)
+        if asked is not None:
+            overflow = self._agree(*asked, gradients, reading)
         if in_kernel and not overflow:
             return InKernel(gradients, reading)
         self._divide(turn, gradients, judged=False)
@@ -127,9 +129,9 @@ class Unscaling:
         divided = self._divisor.judge(by_device_and_dtype(gradients.divided))
         return Unread([*reading.doubts(self._divisor), *divided.values()])
 
-    def _agree(self, ranks: Ranks, found: bool | Unread, gradients: Gradients, reading: Reading) -> bool:
+    def _agree(self, ranks: Ranks, doubts: Unread, gradients: Gradients, reading: Reading) -> bool:
         """Whether a quotient of any rank overflows; where one of them has doubts, all look again and ask again."""
-        if not ranks.agree(found, self._divisor.scale):
+        if not ranks.agree(doubts, self._divisor.scale):
             return False
         try:
             overflow = self._overflows(gradients, reading)

@@ -14,8 +14,9 @@ from team import named
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
-from lucid.amp import GradScaler, _norms, _torch
+from lucid.amp import GradScaler, _norms, _shares, _torch
 from lucid.amp._division import Divisor
+from lucid.amp._unread import Unread
 
 
 def clip(layout: str, max_norm: float, norm_type: float, optimizer: str = "sgd") -> dict[str, Any]:
@@ -91,7 +92,7 @@ def ask_wrongly(what: str) -> dict[str, Any]:
 
 
 def full(clips: bool, gradient: float, read: str) -> dict[str, Any]:
-    """Memory runs out on the last rank while it reads its gradients, in one of two functions."""
+    """Memory runs out on the last rank while it reads its gradients, in one of the functions that do."""
     parameter = own(4, gradient=gradient)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scaler = GradScaler(init_scale=4.0, process_group=dist.group.WORLD)
@@ -102,12 +103,22 @@ def full(clips: bool, gradient: float, read: str) -> dict[str, Any]:
         scaler.step(optimizer)
 
     fails = mock.Mock(side_effect=MemoryError("no memory"))
-    where = _norms if read == "power" else Divisor
+    where = {"power": _norms, "write": Unread, "judge_quotients": Divisor, "_mark": _shares}[read]
     with mock.patch.object(where, read, fails) if dist.get_rank() else contextlib.nullcontext():
         raised = caught(call)
     untouched = bool((parameter.grad == gradient).all())
     call()
     return {"raised": raised, "untouched": untouched, "landed": parameter.tolist()}
+
+
+def chained() -> float:
+    """The norm under two groups that have one rank in common; each rank's gradient is its number, from 1 on."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 1, 2], [0, 3])]
+    rank = dist.get_rank()
+    mine = [group for group, ranks in zip(groups, ([0, 1, 2], [0, 3]), strict=True) if rank in ranks]
+    optimizer = torch.optim.SGD([own(1, gradient=rank + 1.0)], lr=1.0)
+    scaler = GradScaler(init_scale=1.0, process_group=mine)
+    return float(scaler.clip_grad_norm_(optimizer, math.inf))
 
 
 def narrow_and_wide() -> tuple[str, float]:

@@ -136,12 +136,20 @@ def test_ranks_that_ask_for_different_clips_are_told(pair: Team, what: str) -> N
         assert seen["untouched"]
 
 
-@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize(
-    ("gradient", "read", "landed"), [(8.0, "power", -1.0), (2.0**70, "judge_quotients", -(2.0**68))]
+    ("gradient", "read", "clips", "landed"),
+    [
+        (8.0, "power", False, -1.0),
+        (8.0, "power", True, -1.0),
+        (8.0, "write", False, -1.0),
+        (8.0, "write", True, -1.0),
+        (2.0**70, "judge_quotients", False, -(2.0**68)),
+        (2.0**70, "judge_quotients", True, -(2.0**68)),
+        (8.0, "_mark", True, -1.0),
+    ],
 )
 def test_a_rank_without_memory_for_its_norm_is_an_error_on_every_rank(
-    pair: Team, gradient: float, read: str, landed: float, clips: bool
+    pair: Team, gradient: float, read: str, clips: bool, landed: float
 ) -> None:
     """Nothing was changed yet, so both raise and both may try again: 1 - 8/4 = -1.
 
@@ -152,6 +160,11 @@ def test_a_rank_without_memory_for_its_norm_is_an_error_on_every_rank(
         assert "no memory" in seen["raised"][1]
         assert seen["untouched"]
         assert seen["landed"] == [landed] * 4
+
+
+def test_groups_that_are_no_grid_end_no_process(quartet: Team) -> None:
+    """Not every rank hears of all then, which the documents say: √(1 + 4 + 9 + 16), and √(1 + 4 + 9)."""
+    assert quartet.run("clipping.chained") == pytest.approx([30**0.5, 14**0.5, 14**0.5, 30**0.5])
 
 
 def test_every_rank_is_told_the_same_norm(pair: Team) -> None:
