@@ -103,3 +103,11 @@ def test_one_message_has_the_bits_of_all(rows: list[tuple[int, int]], first: int
     """4 or 8 is 12; words that differ are bit 1."""
     one = as_one(torch.tensor([message(flags, word, 1.0) for flags, word in rows], dtype=torch.int32), 2.0)
     assert one.tolist()[:2] == [first, 7]
+
+
+def test_a_message_is_made_on_a_device_with_float64_and_else_on_the_host() -> None:
+    """The meta device stands for one; what lies on the host is moved there, not the other way round."""
+    on_host, elsewhere = torch.tensor(1.0), torch.ones((), device="meta")
+    assert Unread([on_host], [elsewhere]).device.type == "meta"
+    assert Unread([on_host], [on_host]).device.type == "cpu"
+    assert Unread([]).device.type == "cpu"

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def message(
     groups: Sequence[Group], near: Iterable[Tensor], numbers: list[int], unread: Unread | None = None
 ) -> Tensor:
-    """Numbers of 32 bits on the device on which the first group is asked; this process waits for nothing."""
+    """Numbers of 32 bits on the device on which the first group is asked."""
     made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-    if groups:
-        made = _moved(made, groups[0], near)
     if unread is not None:
+        # Completed where the unread is: if the group is asked on the host, it waits for this one copy.
+        made = made.to(unread.device, non_blocking=True)
         unread.write(made)
-    return made
+    return _moved(made, groups[0], near) if groups else made
 
 
 def _moved(message: Tensor, group: Group, near: Iterable[Tensor]) -> Tensor:

@@ -31,6 +31,12 @@ class Unread(NamedTuple):
     order: float = 2.0
     scale: float = 1.0
 
+    @property
+    def device(self) -> torch.device:
+        """Where most is: the first device that is not the host and has float64."""
+        devices = [tensor.device for tensor in (*self.doubts, *self.powers) if not tensor.is_cpu]
+        return next((device for device in devices if device.type != "mps"), torch.device("cpu"))
+
     def write(self, numbers: Tensor) -> None:
         """Put a doubt into the lowest bit of the first of four int32, and the norm, a float64, into the last two."""
         if self.doubts:
