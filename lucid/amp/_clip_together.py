@@ -6,8 +6,7 @@ Knows this rank's gradients and which of them it counts. Refuses to know stages,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
@@ -22,8 +21,6 @@ from lucid.amp._unread import Unread
 
 _WIDTHS = (torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of gradients, the widest last; a bit for each tells the ranks which there are."""
-
-_Seen = TypeVar("_Seen")
 
 
 class Together:
@@ -56,10 +53,10 @@ class Together:
         poll = self._ranks.measure(self._poll, scale, unread=self._unread)
         if poll.overflow and self._unread is not None:
             # Some rank is in doubt: all of them look again.
-            poll = self._ranks.measure(self._or_tell(self._read), scale)
+            poll = self._ranks.measure(self._ranks.or_tell(self._read, scale, clips=True), scale)
         if poll.questions and not poll.overflow:
             counted = self._shares.resolve(poll.questions, self._ranks)
-            (norm,), finite = self._or_tell(lambda: self._look([counted]))
+            (norm,), finite = self._ranks.or_tell(lambda: self._look([counted]), scale, clips=True)
             rest = self._ranks.measure(self._polled(norm, finite), scale)
             norm = _norms.combined([poll.norm, rest.norm], poll.order)
             poll = poll._replace(norm=norm, overflow=rest.overflow)
@@ -76,14 +73,6 @@ class Together:
         scale_down_(_buckets(self._parts, scaled=False), coefficient)
         divisor.divide_(_buckets(self._beside, scaled=True), judged=False)
         return Clipped(self._norm(poll.norm), overflow=False)
-
-    def _or_tell(self, look: Callable[[], _Seen]) -> _Seen:
-        """What is seen; an error on the way is told to the other ranks, who wait for it."""
-        try:
-            return look()
-        except Exception as refusal:
-            self._ranks.tell(refusal, self._divisor.scale, clips=True)
-            raise
 
     def _powers(self) -> Unread:
         """What this rank's poll is made of in all ordinary cases; the host reads nothing."""

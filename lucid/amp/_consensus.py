@@ -16,7 +16,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from lucid.amp._unread import Unread, as_one
 
 if TYPE_CHECKING:
     from lucid.amp._meshes import Group, Spread
+
+_Seen = TypeVar("_Seen")
 
 
 class Poll(NamedTuple):
@@ -109,6 +111,14 @@ class Ranks:
                 self.measure(Poll(0.0, 2.0), scale, refusal)
             else:
                 self.agree(False, scale, refusal)
+
+    def or_tell(self, look: Callable[[], _Seen], scale: float, clips: bool = False) -> _Seen:
+        """What is seen; an error on the way is told to the others, who step or clip, and raised."""
+        try:
+            return look()
+        except Exception as refusal:
+            self.tell(refusal, scale, clips)
+            raise
 
     def are_first(self, groups: Sequence[Group], look: Callable[[], Sequence[object]]) -> list[bool]:
         """Whether no lower rank of any of the groups has each of these marks. Every rank of them asks.

@@ -131,14 +131,10 @@ class Unscaling:
 
     def _agree(self, ranks: Ranks, doubts: Unread, gradients: Gradients, reading: Reading) -> bool:
         """Whether a quotient of any rank overflows; where one of them has doubts, all look again and ask again."""
-        if not ranks.agree(doubts, self._divisor.scale):
+        scale = self._divisor.scale
+        if not ranks.agree(doubts, scale):
             return False
-        try:
-            overflow = self._overflows(gradients, reading)
-        except Exception as refusal:
-            ranks.tell(refusal, self._divisor.scale)
-            raise
-        return ranks.agree(overflow, self._divisor.scale)
+        return ranks.agree(ranks.or_tell(lambda: self._overflows(gradients, reading), scale), scale)
 
     @_torch.without_grad
     def clip(self, optimizer: Any, turn: Turn, asked: Callable[[], Clipping]) -> Clipped:
