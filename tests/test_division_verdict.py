@@ -112,23 +112,23 @@ class TestFactors:
     def test_the_same_tensor_is_handed_out_and_refreshed_in_place(self, device: torch.device) -> None:
         """A captured graph holds the tensor, so that it must stay the same one."""
         factors = Factors(2.0)
-        first = factors.on(device)
+        first = factors[device, torch.float32]
         assert (first.item(), first.shape, first.dtype) == (2.0, torch.Size(), torch.float32)
         factors.set(3.0)
-        assert factors.on(device) is first
+        assert factors[device, torch.float32] is first
         assert first.item() == 3.0
 
     def test_each_dtype_has_its_own(self) -> None:
         """A float64 factor holds the number to float64's digits."""
         factors = Factors(1 / 3)
-        assert factors.on(torch.device("cpu"), torch.float64).item() == 1 / 3
-        assert factors.on(torch.device("cpu")).item() == reference.float32(1 / 3)
+        assert factors[torch.device("cpu"), torch.float64].item() == 1 / 3
+        assert factors[torch.device("cpu"), torch.float32].item() == reference.float32(1 / 3)
 
     def test_one_made_in_inference_mode_serves_training(self) -> None:
         """A validation pass that comes first leaves nothing behind that autograd refuses."""
         factors = Factors(2.0)
         with torch.inference_mode():
-            factor = factors.on(torch.device("cpu"))
+            factor = factors[torch.device("cpu"), torch.float32]
         factors.set(4.0)
         leaf = torch.ones(1, requires_grad=True)
         (leaf * factor).sum().backward()

@@ -14,69 +14,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lucid.amp import GradScaler, ScaleUpdate, _schedule
-from lucid.amp._schedule import Schedule, Standing
+from lucid.amp._schedule import Schedule
 
 STATE = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3, "_growth_tracker": 1}
 
 
-def followed(schedule: Schedule, now: Standing, overflows: str) -> list[float]:
+def followed(schedule: Schedule, scale: float, overflows: str) -> list[float]:
     """The scale after each update; an ``x`` is an overflow."""
-    scales = []
+    scales, count = [], 0
     for letter in overflows:
-        now = schedule.next(now, letter == "x")
-        scales.append(now.scale)
+        scale, count = schedule.next(scale, count, letter == "x")
+        scales.append(scale)
     return scales
 
 
 def test_the_sawtooth() -> None:
     """From 4, growing by 2 after two good updates and halving after an overflow, as worked out on paper."""
     schedule = Schedule(2.0, 0.5, 2)
-    assert followed(schedule, Standing(4.0, 0), "..x...x.x..") == [4, 8, 4, 4, 8, 8, 4, 4, 2, 2, 4]
+    assert followed(schedule, 4.0, "..x...x.x..") == [4, 8, 4, 4, 8, 8, 4, 4, 2, 2, 4]
 
 
 def test_an_overflow_restarts_the_count() -> None:
     """The good updates must be consecutive: one before an overflow does not count after it."""
-    assert Schedule(2.0, 0.5, 3).next(Standing(4.0, 2), overflow=True) == Standing(2.0, 0)
-    assert followed(Schedule(2.0, 0.5, 3), Standing(4.0, 0), "..x..") == [4, 4, 2, 2, 2]
+    assert Schedule(2.0, 0.5, 3).next(4.0, 2, overflow=True) == (2.0, 0)
+    assert followed(Schedule(2.0, 0.5, 3), 4.0, "..x..") == [4, 4, 2, 2, 2]
 
 
 def test_growth_restarts_the_count() -> None:
     """After growth a whole interval passes before the next one."""
-    assert Schedule(2.0, 0.5, 3).next(Standing(4.0, 2), overflow=False) == Standing(8.0, 0)
+    assert Schedule(2.0, 0.5, 3).next(4.0, 2, overflow=False) == (8.0, 0)
 
 
 def test_the_default_interval_is_counted_to_the_update() -> None:
     """With an interval of 2000 the scale grows at the 2000th good update and not at the 1999th."""
-    scales = followed(Schedule(2.0, 0.5, 2000), Standing(65536.0, 0), "." * 2000)
+    scales = followed(Schedule(2.0, 0.5, 2000), 65536.0, "." * 2000)
     assert scales[1998:] == [65536.0, 131072.0]
 
 
 def test_an_interval_of_one_grows_every_time() -> None:
     """The smallest interval means growth at each good update."""
-    assert followed(Schedule(2.0, 0.5, 1), Standing(1.0, 0), "...") == [2, 4, 8]
+    assert followed(Schedule(2.0, 0.5, 1), 1.0, "...") == [2, 4, 8]
 
 
 def test_a_count_beyond_the_interval_is_enough() -> None:
     """A count that an interval shortened later finds too high grows at once."""
-    assert Schedule(2.0, 0.5, 3).next(Standing(4.0, 7), overflow=False) == Standing(8.0, 0)
+    assert Schedule(2.0, 0.5, 3).next(4.0, 7, overflow=False) == (8.0, 0)
 
 
 def test_every_scale_is_rounded_once_to_float32() -> None:
     """65536 · 1.1 = 72089.6, whose nearest float32 is 72089.6015625 (spacing 2⁻⁷)."""
-    assert followed(Schedule(1.1, 0.5, 1), Standing(65536.0, 0), ".") == [72089.6015625]
+    assert followed(Schedule(1.1, 0.5, 1), 65536.0, ".") == [72089.6015625]
 
 
 def test_the_scale_stops_at_the_smallest_normal_float32() -> None:
     """Backoff at 2⁻¹²⁶ stays there, and what would jump below it lands on it."""
-    assert followed(Schedule(2.0, 0.5, 9), Standing(2.0**-125, 0), "xxx") == [2.0**-126] * 3
-    assert followed(Schedule(2.0, 1e-30, 9), Standing(2.0**-60, 0), "x") == [2.0**-126]
+    assert followed(Schedule(2.0, 0.5, 9), 2.0**-125, "xxx") == [2.0**-126] * 3
+    assert followed(Schedule(2.0, 1e-30, 9), 2.0**-60, "x") == [2.0**-126]
 
 
 def test_the_scale_stops_at_the_largest_power_of_two() -> None:
     """Growth at 2¹²⁷ stays there, what would jump above it lands on it, and the count restarts."""
-    assert followed(Schedule(2.0, 0.5, 1), Standing(2.0**126, 0), "...") == [2.0**127] * 3
-    assert followed(Schedule(1e300, 0.5, 1), Standing(2.0**127, 0), ".") == [2.0**127]
-    assert Schedule(2.0, 0.5, 5).next(Standing(2.0**127, 4), overflow=False) == Standing(2.0**127, 0)
+    assert followed(Schedule(2.0, 0.5, 1), 2.0**126, "...") == [2.0**127] * 3
+    assert followed(Schedule(1e300, 0.5, 1), 2.0**127, ".") == [2.0**127]
+    assert Schedule(2.0, 0.5, 5).next(2.0**127, 4, overflow=False) == (2.0**127, 0)
 
 
 @given(
@@ -89,8 +89,7 @@ def test_any_scale_reached_is_a_float32_within_the_bounds(
     scale: float, growth: float, backoff: float, overflows: str
 ) -> None:
     """Whatever the factors and the overflows, the scale is a normal float32 that can be divided by."""
-    start = Standing(_schedule.scale("init_scale", scale), 0)
-    for reached in followed(Schedule(growth, backoff, 1), start, overflows):
+    for reached in followed(Schedule(growth, backoff, 1), _schedule.scale("init_scale", scale), overflows):
         assert 2.0**-126 <= reached <= 2.0**127
         assert float(np.float32(reached)) == reached
 
@@ -149,23 +148,23 @@ def test_the_bounds_themselves_are_scales() -> None:
 
 
 def test_a_state_is_loaded_as_it_was_saved() -> None:
-    """Settings and standing come back, also through JSON."""
-    schedule, standing = _schedule.loaded(json.loads(json.dumps(STATE)))
-    assert schedule.state_dict(standing) == STATE
-    assert (schedule, standing) == (Schedule(2.0, 0.5, 3), Standing(8.0, 1))
+    """Settings, scale and count come back, also through JSON."""
+    schedule, scale, count = _schedule.loaded(json.loads(json.dumps(STATE)))
+    assert schedule.state_dict(scale, count) == STATE
+    assert (schedule, scale, count) == (Schedule(2.0, 0.5, 3), 8.0, 1)
 
 
 def test_whole_floats_are_counts() -> None:
     """JSON of other languages writes 2000.0: it is an interval, and kept as an int."""
-    schedule, standing = _schedule.loaded({**STATE, "growth_interval": 2000.0, "_growth_tracker": 5.0})
-    assert (schedule.growth_interval, standing.growth_tracker) == (2000, 5)
-    assert (type(schedule.growth_interval), type(standing.growth_tracker)) == (int, int)
+    schedule, _, count = _schedule.loaded({**STATE, "growth_interval": 2000.0, "_growth_tracker": 5.0})
+    assert (schedule.growth_interval, count) == (2000, 5)
+    assert (type(schedule.growth_interval), type(count)) == (int, int)
 
 
 def test_the_count_may_be_called_growth_tracker() -> None:
     """The key without an underscore is read too, and both at once is refused."""
     state = {key.lstrip("_"): value for key, value in STATE.items()}
-    assert _schedule.loaded(state)[1] == Standing(8.0, 1)
+    assert _schedule.loaded(state)[1:] == (8.0, 1)
     with pytest.raises(ValueError, match="both 'growth_tracker' and '_growth_tracker'"):
         _schedule.loaded({**STATE, "growth_tracker": 1})
 

@@ -160,16 +160,19 @@ class Consensus:
         process_group: the processes that decide together, where the parameters cannot tell: a ProcessGroup, a
             DeviceMesh, a sequence of them, or a mapping from optimizers to these. None: what DTensors tell.
 
+    Attributes:
+        given: those groups, each list with the optimizer that it is for, or None where it is for all.
+
     Raises:
         TypeError: for anything else.
     """
 
     def __init__(self, process_group: Spread | Mapping[Any, Spread] | None = None) -> None:
-        self._given: list[tuple[Callable[[], Any] | None, tuple[Group, ...]]] = []
+        self.given: list[tuple[Callable[[], Any] | None, tuple[Group, ...]]] = []
         if isinstance(process_group, Mapping):
-            self._given = [(_hold(owner), _meshes.flatten(spread)) for owner, spread in process_group.items()]
+            self.given = [(_hold(owner), _meshes.flatten(spread)) for owner, spread in process_group.items()]
         elif process_group is not None:
-            self._given = [(None, _meshes.flatten(process_group))]
+            self.given = [(None, _meshes.flatten(process_group))]
 
     def of(self, optimizer: Any) -> Ranks | None:
         """The processes that share this optimizer's decision; None where this one decides alone.
@@ -179,7 +182,7 @@ class Consensus:
         """
         if not _meshes.running():
             return None
-        given = _flat(groups for owner, groups in self._given if owner is None or owner() is optimizer)
+        given = _flat(groups for owner, groups in self.given if owner is None or owner() is optimizer)
         if not given:
             _meshes.refuse_flat_shards(optimizer)
         groups = _meshes.without_nested([*given, *_meshes.of_parameters(optimizer)])
@@ -197,8 +200,6 @@ class Consensus:
             Exception: ``refusal`` itself; on the other ranks one of its class that names rank and reason.
             RuntimeError: on all ranks, where these scales differ or one of the ranks is in another call instead.
         """
-        if not self._given and refusal is None:
-            return overflow
         return _ask(self._all_given(), (), _ballots.UPDATE, overflow, refusal, _ballots.of_scale(scale))
 
     def agree_on_load(self, values: Mapping[str, float], refusal: Exception | None = None) -> None:
@@ -215,7 +216,7 @@ class Consensus:
         _ask(self._all_given(), (), _ballots.LOAD, False, refusal, _ballots.of_state(values), values)
 
     def _all_given(self) -> tuple[Group, ...]:
-        return _meshes.without_nested(_flat(groups for _, groups in self._given)) if _meshes.running() else ()
+        return _meshes.without_nested(_flat(groups for _, groups in self.given)) if _meshes.running() else ()
 
 
 def _ask(

@@ -34,41 +34,34 @@ PIECE = 2**23
 """Elements of the workspace, which is float32: 32 MiB."""
 
 
-class Factors:
-    """Zero-dimensional tensors that hold one number on every device that asked, refreshed in place."""
+class Factors(dict[tuple[torch.device, torch.dtype], Tensor]):
+    """Zero-dimensional tensors that hold one number on every device and in every dtype asked for, refreshed in place.
+
+    Each stays the same tensor, so that a captured graph follows it.
+    """
 
     def __init__(self, value: float) -> None:
+        super().__init__()
         self._value = value
-        self._tensors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def on(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the factor there; the same tensor at every call, so that a captured graph follows it."""
-        factor = self._tensors.get((device, dtype))
-        if factor is None:
-            if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    f"the scale was used for the first time on {device} inside a CUDA graph capture. Call scale() once "
-                    "on that device before the capture, so that the graph follows the scale."
-                )
-            self.make(device, dtype)
-            factor = self._tensors[device, dtype]
-            if type(factor) is not Tensor:
-                # A fake one serves the fake tensors that it was made beside, and nothing later.
-                del self._tensors[device, dtype]
-        return factor
-
-    @_torch.constant_when_traced
-    def make(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Make the factor there, if it is not; under a compiler it is made at once, outside the graph."""
+    def __missing__(self, key: tuple[torch.device, torch.dtype]) -> Tensor:
+        device = key[0]
+        if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"the scale was used for the first time on {device} inside a CUDA graph capture. Call scale() once "
+                "on that device before the capture, so that the graph follows the scale."
+            )
         # One that was made in inference mode could be neither refreshed nor used for training later.
-        if (device, dtype) not in self._tensors:
-            with torch.inference_mode(False):
-                self._tensors[device, dtype] = torch.full((), self._value, dtype=dtype, device=device)
+        with torch.inference_mode(False):
+            factor = torch.full((), self._value, dtype=key[1], device=device)
+        if type(factor) is Tensor:  # a fake one serves the fake tensors that it was made beside, and nothing later
+            self[key] = factor
+        return factor
 
     def set(self, value: float) -> None:
         """Put another number into every tensor that exists."""
         self._value = value
-        for factor in self._tensors.values():
+        for factor in self.values():
             factor.fill_(value)
 
 
@@ -94,7 +87,8 @@ class Flags:
 
     def read(self, verdict: Verdict) -> bool:
         """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
-        if any(numbers(list(verdict.values()))):
+        flags = list(verdict.values())
+        if flags[0].item() if len(flags) == 1 else any(numbers(flags)):
             return True
         self._zeros.update(verdict)
         return False
@@ -133,6 +127,11 @@ class Divisor:
         self._reciprocals.set(1.0 / scale)
         self._multiplies = _multiplies_exactly(scale)
 
+    @_torch.constant_when_traced
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Make the scale's tensor there, if it is not; under a compiler it is made at once, outside the graph."""
+        self.tensors[device, dtype]
+
     def passes(self, buckets: list[Bucket]) -> int:
         """How often ``divide_`` goes over the memory of these tensors: once where one operator divides and judges."""
         at_once = self._multiplies and all(_torch.check_and_multiply(device, dtype) for device, dtype, _ in buckets)
@@ -146,19 +145,25 @@ class Divisor:
             judged: False where the verdict is known, so that the quotients need not be looked at.
         """
         verdict: Verdict = {}
-        for device, dtype, bucket in buckets:
-            overflow = self._flags.of(verdict, device)
-            if self._multiplies and (check_and_multiply_ := _torch.check_and_multiply(device, dtype)):
-                check_and_multiply_(bucket, overflow, self._reciprocals.on(device))
-            elif DIVIDES_IN[dtype] is dtype or self._multiplies:
-                # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
-                _torch.divide_(bucket, self.tensors.on(device, dtype))
-                if judged:
-                    self._check(bucket, overflow)
-            else:
-                self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow if judged else None)
+        grad_was_enabled = torch.is_grad_enabled()
+        _torch.set_grad_enabled(False)
+        try:
+            for device, dtype, bucket in buckets:
+                overflow = self._flags.of(verdict, device)
+                if self._multiplies and (check_and_multiply_ := _torch.check_and_multiply(device, dtype)):
+                    check_and_multiply_(bucket, overflow, self._reciprocals[device, torch.float32])
+                elif DIVIDES_IN[dtype] is dtype or self._multiplies:
+                    # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
+                    _torch.divide_(bucket, self.tensors[device, dtype])
+                    if judged:
+                        self._check(bucket, overflow)
+                else:
+                    self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow if judged else None)
+        finally:
+            _torch.set_grad_enabled(grad_was_enabled)
         return verdict
 
+    @_torch.without_grad
     def judge(self, buckets: list[Bucket], verdict: Verdict | None = None) -> Verdict:
         """Return the verdict on tensors that hold their true values already, added to another one if given."""
         verdict = {} if verdict is None else verdict
@@ -166,17 +171,18 @@ class Divisor:
             self._check(bucket, self._flags.of(verdict, device))
         return verdict
 
+    @_torch.without_grad
     def judge_quotients(self, buckets: list[Bucket]) -> Verdict:
         """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
         verdict: Verdict = {}
         for device, dtype, bucket in buckets:
-            divisor = self.tensors.on(device, DIVIDES_IN[dtype])
+            divisor = self.tensors[device, DIVIDES_IN[dtype]]
             for group in pieces(bucket):
                 self._check(_quotients(group, divisor), self._flags.of(verdict, device))
         return verdict
 
     def _divide_rounding(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor | None) -> None:
-        divisor = self.tensors.on(bucket[0].device, dtype)
+        divisor = self.tensors[bucket[0].device, dtype]
         for group in pieces(bucket):
             self._divide_group_rounding(group, divisor, overflow)
 
@@ -192,7 +198,7 @@ class Divisor:
         device, dtype = bucket[0].device, bucket[0].dtype
         check_and_multiply_ = _torch.check_and_multiply(device, dtype)
         if check_and_multiply_:
-            check_and_multiply_(bucket, overflow, self._ones.on(device))
+            check_and_multiply_(bucket, overflow, self._ones[device, torch.float32])
         else:
             largest = torch.stack(list(_torch.norms(bucket, math.inf)))
             # isfinite would be four operators: inf · 0 and NaN · 0 are NaN, which is not 0.

@@ -27,9 +27,7 @@ WORTHWHILE = 2**19
 
 
 def divides(optimizer: Any, gradients: Gradients, divisor: Divisor) -> bool:
-    """Whether the optimizer's own kernel is to divide these gradients: each of them once, exactly and unseen."""
-    if not _torch.step_takes_factor(optimizer):
-        return False
+    """Whether the kernel of an optimizer that takes a factor is to divide: each gradient once, exactly and unseen."""
     kind: Any = type(optimizer)
     # The cheapest question first: a small model is told no before anything else is looked at.
     return (
@@ -61,7 +59,7 @@ def refuse_left_over(optimizer: Any) -> None:
     PyTorch's scaler takes both away after a step, but not after one that raised.
     """
     groups = getattr(optimizer, "param_groups", ())
-    if not (_torch.step_takes_factor(optimizer) or any(group.get("fused") for group in groups)):
+    if not (getattr(optimizer, _torch.TAKES_FACTOR, False) or any(group.get("fused") for group in groups)):
         return
     for name in ("grad_scale", "found_inf"):
         if getattr(optimizer, name, None) is not None:
@@ -81,7 +79,7 @@ def read(optimizer: Any) -> Reading:
 def dividing(optimizer: Any, reading: Reading, divisor: Divisor) -> Iterator[None]:
     """Let the optimizer's step divide the gradients of a reading, which knows afterwards what it left scaled."""
     reading.remember()
-    optimizer.grad_scale = divisor.tensors.on(reading.device)
+    optimizer.grad_scale = divisor.tensors[reading.device, torch.float32]
     try:
         yield
     finally:

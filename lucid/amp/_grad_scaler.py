@@ -20,7 +20,7 @@ from lucid.amp import _gradients, _outputs, _schedule, _settings, _stages
 from lucid.amp._clip import Clipping
 from lucid.amp._consensus import Consensus
 from lucid.amp._events import Events
-from lucid.amp._schedule import Schedule, Standing
+from lucid.amp._schedule import Schedule
 from lucid.amp._settings import Settings
 from lucid.amp._stages import READY, STEPPED, Turn
 from lucid.amp._unscaling import Unscaling
@@ -86,11 +86,11 @@ class GradScaler(Settings, Events):
         if not isinstance(enabled, bool):
             raise TypeError(f"enabled must be True or False, got {enabled!r} of type {type(enabled).__name__}")
         schedule = Schedule(growth_factor, backoff_factor, growth_interval)
-        standing = Standing(_schedule.scale("init_scale", init_scale), 0)
-        self._begin(schedule, standing, enabled, Consensus(process_group))
+        scale = _schedule.scale("init_scale", init_scale)
+        self._begin(schedule, scale, 0, enabled, Consensus(process_group))
 
-    def _begin(self, schedule: Schedule, standing: Standing, enabled: bool, consensus: Consensus) -> None:
-        Settings.__init__(self, schedule, standing, enabled, consensus)
+    def _begin(self, schedule: Schedule, scale: float, count: int, enabled: bool, consensus: Consensus) -> None:
+        Settings.__init__(self, schedule, scale, count, enabled, consensus)
         Events.__init__(self)
         self._unscaling = Unscaling(self._divisor, self._consensus)
 
@@ -254,29 +254,30 @@ class GradScaler(Settings, Events):
         if not self._enabled:
             return
         try:
-            given = None if new_scale is None else Standing(_settings.new_scale(new_scale), 0)
+            given = None if new_scale is None else _settings.new_scale(new_scale)
         except Exception as refusal:
-            self._consensus.agree_on_update(False, self._standing.scale, refusal)
+            self._consensus.agree_on_update(False, self._current_scale, refusal)
             raise
-        overflow = False
+        now, overflow = self._current_scale, False
         for turn in self._stages.called:
             # An optimizer that was unscaled and never stepped is read here.
             overflow = overflow or (turn.overflow is not False and self._unscaling.overflowed(turn))
-        overflow = self._consensus.agree_on_update(overflow, (given or self._standing).scale)
-        now, after = self._standing, given or self._schedule.next(self._standing, overflow)
+        if self._consensus.given:
+            overflow = self._consensus.agree_on_update(overflow, given or now)
+        after, count = (given, 0) if given else self._schedule.next(now, self._current_tracker, overflow)
         skipped = self._stages.clear()
         self._unscaling.divided.clear()
-        self._stand(after)
-        self._note_update(now.scale, after.scale, overflow, skipped, given is not None)
+        self._stand(after, count)
+        self._note_update(now, after, overflow, skipped, given is not None)
 
     def _factor(self, output: Tensor) -> Tensor:
         """Return the scale on an output's device, and remember the output."""
-        factors, device = self._divisor.tensors, output.device
+        place = output.device, torch.float32
         if is_dynamo_compiling():
             # Before the compiler sees that there is none, or its graph would be made again at the second call.
-            factors.make(device)
-            return factors.on(device)
-        factor = factors.on(device)
+            self._divisor.prepare(*place)
+            return self._divisor.tensors[place]
+        factor = self._divisor.tensors[place]
         if type(factor) is Tensor:  # else it is fake, and its output no loss of this iteration
             self._scaled.append(weakref.ref(output))
         return factor
@@ -284,7 +285,7 @@ class GradScaler(Settings, Events):
     def _skip(self, optimizer: Any, turn: Turn) -> None:
         first = not any(other.stage is STEPPED and other.skipped for other in self._stages.called)
         turn.stage, turn.skipped = STEPPED, True
-        self._tell_skipped(optimizer, _gradients.named(optimizer), self._standing.scale, first)
+        self._tell_skipped(optimizer, _gradients.named(optimizer), self._current_scale, first)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickling and copying keep: settings, scale and count."""

@@ -15,7 +15,9 @@ from torch import Tensor
 from lucid.amp import _memory, _refusals
 from lucid.amp._division import DIVIDES_IN
 from lucid.amp._seen import Seen
-from lucid.amp._torch import Bucket, by_device_and_dtype
+from lucid.amp._torch import Bucket, by_device_and_dtype, without_grad
+
+_CPU = torch.device("cpu")
 
 _LARGEST_NUMBER = 8
 """Bytes of a float64."""
@@ -76,16 +78,22 @@ class Gradients:
         self.divided: list[Tensor] = []
         self.places: _memory.Spans | list[_memory.Region]
         plain = _plain(optimizer, seen)
-        if plain is not None:
+        if plain is None:
+            self._find_odd(seen)
+        else:
             found, self.places, self.buckets = plain
             self.values = self.fresh = self.wholes = found
-        else:
-            owned = [(owner, whole) for owner in self.parameters if (whole := owner.grad) is not None]
-            _refuse(optimizer, owned)
-            self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
-            self.fresh, self.wholes, self.places = [], [], []
-            self._sort(optimizer, [whole for _, whole in owned], seen, self.places)
-            self.buckets = by_device_and_dtype(self.fresh)
+
+    @without_grad
+    def _find_odd(self, seen: Seen) -> None:
+        """The long way, for gradients of any kind."""
+        optimizer = self._optimizer
+        owned = [(owner, whole) for owner in self.parameters if (whole := owner.grad) is not None]
+        _refuse(optimizer, owned)
+        self.values = [self._dense(optimizer, parameter, whole) for parameter, whole in owned]
+        self.fresh, self.wholes, self.places = [], [], []
+        self._sort(optimizer, [whole for _, whole in owned], seen, self.places)
+        self.buckets = by_device_and_dtype(self.fresh)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -183,10 +191,11 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
     A loop of cheap questions, for what nearly all gradients are: tensors without gaps that share no memory, neither
     with each other nor with what was divided before. Whatever is odd goes the long way.
     """
-    gradients: list[Tensor] = []
+    found: list[Tensor] = []
     begins: list[int] = []
     ends: list[int] = []
-    dtype, alike = None, True
+    low = high = 0
+    dtype, are_alike, are_apart = None, True, True
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -195,29 +204,39 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
             if type(gradient) is not Tensor or gradient.is_nested or gradient.is_inference():
                 return None
             try:
-                begin, size = gradient.data_ptr(), gradient.nbytes
+                begin = gradient.data_ptr()
+                end = begin + gradient.nbytes
             except RuntimeError:  # a layout that is no span of memory
                 return None
             # 0: no element, or no memory of its own.
             if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
                 return None
             # With the negative bit it is every other number of a complex tensor: it has gaps, or is one number.
-            if size <= _LARGEST_NUMBER and gradient.is_neg():
+            if end <= begin + _LARGEST_NUMBER and gradient.is_neg():
                 return None
             if gradient.dtype is not dtype or not gradient.is_cpu:
-                alike, dtype = gradient.is_cpu and not gradients, gradient.dtype
-            gradients.append(gradient)
+                are_alike, dtype = gradient.is_cpu and not found, gradient.dtype
+            # A few lie above or below all before them, which needs no sorting.
+            if not found:
+                low, high = begin, end
+            elif begin >= high:
+                high = end
+            elif end <= low:
+                low = begin
+            else:
+                are_apart = False
+            found.append(gradient)
             begins.append(begin)
-            ends.append(begin + size)
+            ends.append(end)
     spans = begins, ends
-    if not _memory.are_apart(spans) or (seen.added and not seen.has_none_of(gradients, spans)):
+    if not (are_apart or _memory.are_apart(spans)) or (seen.added and not seen.has_none_of(found, spans)):
         return None
-    # Nearly always one bucket, which then costs nothing to make.
-    buckets = [(gradients[0].device, dtype, gradients)] if alike and dtype else by_device_and_dtype(gradients)
-    for device, dtype, _ in buckets:
-        if dtype not in DIVIDES_IN or device.type not in _memory.ADDRESSED:
-            return None
-    return gradients, spans, buckets
+    if are_alike and dtype in DIVIDES_IN:
+        return found, spans, [(_CPU, dtype, found)]
+    buckets = by_device_and_dtype(found)
+    if not all(dtype in DIVIDES_IN and device.type in _memory.ADDRESSED for device, dtype, _ in buckets):
+        return None
+    return found, spans, buckets
 
 
 def _refuse(optimizer: Any, owned: list[tuple[Tensor, Tensor]]) -> None:

@@ -11,20 +11,13 @@ import numbers
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 SMALLEST = 2.0**-126
 """The smallest normal float32. Below it a division by the scale is no longer exact at powers of two."""
 
 LARGEST = 2.0**127
 """The largest power of two in float32; its reciprocal is still above zero."""
-
-
-class Standing(NamedTuple):
-    """Where a schedule stands: the scale, and the overflow-free updates since it last moved."""
-
-    scale: float
-    growth_tracker: int
 
 
 @dataclass(frozen=True)
@@ -51,22 +44,28 @@ class Schedule:
         for name, value in checked:
             object.__setattr__(self, name, value)
 
-    def next(self, now: Standing, overflow: bool) -> Standing:
-        """Return where the schedule stands after one more update; nothing is changed."""
-        if overflow:
-            return Standing(bounded(now.scale * self.backoff_factor), 0)
-        if now.growth_tracker + 1 >= self.growth_interval:
-            return Standing(bounded(now.scale * self.growth_factor), 0)
-        return Standing(now.scale, now.growth_tracker + 1)
+    def next(self, scale: float, growth_tracker: int, overflow: bool) -> tuple[float, int]:
+        """Return scale and count after one more update.
 
-    def state_dict(self, now: Standing) -> dict[str, Any]:
-        """Return settings and standing as plain numbers, under the five keys that PyTorch uses."""
+        Args:
+            scale: the scale until then.
+            growth_tracker: the overflow-free updates since it last moved.
+            overflow: whether this update follows an overflow.
+        """
+        if overflow:
+            return bounded(scale * self.backoff_factor), 0
+        if growth_tracker + 1 >= self.growth_interval:
+            return bounded(scale * self.growth_factor), 0
+        return scale, growth_tracker + 1
+
+    def state_dict(self, scale: float, growth_tracker: int) -> dict[str, Any]:
+        """Return settings, scale and count as plain numbers, under the five keys that PyTorch uses."""
         return {
-            "scale": now.scale,
+            "scale": scale,
             "growth_factor": self.growth_factor,
             "backoff_factor": self.backoff_factor,
             "growth_interval": self.growth_interval,
-            "_growth_tracker": now.growth_tracker,
+            "_growth_tracker": growth_tracker,
         }
 
 
@@ -140,8 +139,10 @@ def growth_tracker(value: object) -> int:
     return _whole("growth_tracker", value, least=0)
 
 
-def loaded(state_dict: object) -> tuple[Schedule, Standing]:
-    """Return what a state dict holds, all of it validated; ``growth_tracker`` is read for ``_growth_tracker``.
+def loaded(state_dict: object) -> tuple[Schedule, float, int]:
+    """Return the schedule, scale and count that a state dict holds, all of it validated.
+
+    ``growth_tracker`` is read for ``_growth_tracker``.
 
     Raises:
         RuntimeError: it is empty, as PyTorch's disabled scaler saves it.
@@ -161,8 +162,8 @@ def loaded(state_dict: object) -> tuple[Schedule, Standing]:
     _refuse_keys("holds unknown keys:", values.keys() - set(_NAMES.values()))
     for name in ("growth_interval", "growth_tracker"):
         values[name] = _whole_if_equal(values[name])
-    standing = Standing(scale("scale", values.pop("scale")), growth_tracker(values.pop("growth_tracker")))
-    return Schedule(**values), standing
+    now, count = scale("scale", values.pop("scale")), growth_tracker(values.pop("growth_tracker"))
+    return Schedule(**values), now, count
 
 
 def _refuse_keys(how: str, keys: Collection[object]) -> None:

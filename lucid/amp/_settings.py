@@ -1,6 +1,6 @@
 """What a scaler is set to, and what a checkpoint keeps of it.
 
-Knows the schedule, where it stands, and who must load the same. Refuses to know gradients and iterations.
+Knows the schedule, scale and count, and who must load the same. Refuses to know gradients and iterations.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from torch import Tensor
 from lucid.amp import _schedule
 from lucid.amp._consensus import Consensus
 from lucid.amp._division import Divisor
-from lucid.amp._schedule import Schedule, Standing
+from lucid.amp._schedule import Schedule
 
 
 class Settings:
     """The part of a scaler that outlives an iteration: its scale, as a number and as what divides."""
 
-    def __init__(self, schedule: Schedule, standing: Standing, enabled: bool, consensus: Consensus) -> None:
+    def __init__(
+        self, schedule: Schedule, scale: float, growth_tracker: int, enabled: bool, consensus: Consensus
+    ) -> None:
         self._enabled = enabled
         self._schedule = schedule
         self._consensus = consensus
-        self._standing = standing
-        self._divisor = Divisor(standing.scale)
+        self._current_scale = scale
+        self._current_tracker = growth_tracker
+        self._divisor = Divisor(scale)
 
-    def _stand(self, standing: Standing) -> None:
-        self._standing = standing
-        if standing.scale != self._divisor.scale:
-            self._divisor.set(standing.scale)
+    def _stand(self, scale: float, growth_tracker: int) -> None:
+        self._current_scale, self._current_tracker = scale, growth_tracker
+        if scale != self._divisor.scale:
+            self._divisor.set(scale)
 
     def get_scale(self) -> float:
         """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""
-        return self._standing.scale if self._enabled else 1.0
+        return self._current_scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
         """Return whether the scaler scales."""
@@ -66,7 +69,7 @@ class Settings:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale, its settings and its count as plain numbers, under PyTorch's five keys."""
-        return self._schedule.state_dict(self._standing)
+        return self._schedule.state_dict(self._current_scale, self._current_tracker)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, of this scaler or PyTorch's; all of it or, on an error, nothing.
@@ -84,13 +87,13 @@ class Settings:
             self._consensus.agree_on_load({})
             return
         try:
-            schedule, standing = _schedule.loaded(state_dict)
+            schedule, scale, growth_tracker = _schedule.loaded(state_dict)
         except Exception as refusal:
             self._consensus.agree_on_load({}, refusal)
             raise
-        self._consensus.agree_on_load(schedule.state_dict(standing))
+        self._consensus.agree_on_load(schedule.state_dict(scale, growth_tracker))
         self._schedule = schedule
-        self._stand(standing)
+        self._stand(scale, growth_tracker)
 
     def __repr__(self) -> str:
         """Return scale, count and settings in one line."""

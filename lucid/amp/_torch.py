@@ -43,28 +43,31 @@ PRIVATE: dict[str, Any] = {
 } | {name: name for name in ("_step_supports_amp_scaling", "_fsdp_flattened")}
 """What this torch has of the names used here; a name without a value takes its fallback."""
 
-_TAKES_FACTOR: str = PRIVATE["_step_supports_amp_scaling"] or ""
-_DISTRIBUTED = torch.distributed.is_available()
+TAKES_FACTOR: str = PRIVATE["_step_supports_amp_scaling"] or ""
+"""The attribute by which an optimizer says that its step divides by a ``grad_scale`` itself."""
+
 _C10D = _find("distributed.distributed_c10d")
 _OPTIMIZER_MODULE = importlib.import_module("torch.optim.optimizer")
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+set_grad_enabled: Callable[[bool], object] = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled
+"""Turns autograd on or off in this thread, as ``torch.set_grad_enabled`` does, at a small part of its cost."""
+
 
 def without_grad(function: _Function) -> _Function:
     """Run a function as ``torch.no_grad`` does, at a small part of its cost."""
-    switch, is_on = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled, torch.is_grad_enabled
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         """Call it with gradients off, and put back what was."""
-        before = is_on()
-        switch(False)
+        before = torch.is_grad_enabled()
+        set_grad_enabled(False)
         try:
             return function(*args, **kwargs)
         finally:
-            switch(before)
+            set_grad_enabled(before)
 
     return wrapper  # type: ignore[return-value]
 
@@ -180,11 +183,6 @@ def has_step_pre_hooks(optimizer: object) -> bool:
     return everywhere is None or own is None or bool(everywhere) or bool(own)
 
 
-def step_takes_factor(optimizer: object) -> bool:
-    """Whether the optimizer says that its step divides by a ``grad_scale`` itself."""
-    return bool(getattr(optimizer, _TAKES_FACTOR, False))
-
-
 def step_is_stock(optimizer: Any) -> bool:
     """Whether calling ``optimizer.step`` runs the step of a class of ``torch.optim`` and nothing else.
 
@@ -268,11 +266,11 @@ def _is_in_checkpoint(frame: types.FrameType | None) -> bool:
 
 def is_distributed() -> bool:
     """Whether ``torch.distributed`` is initialized; False where this torch was built without it."""
-    if not _DISTRIBUTED:
-        return False
-    # Where it is kept: group.WORLD looks there, too, by a way that takes ten times as long.
-    world = getattr(_C10D, "_world", None)
-    return (torch.distributed.group.WORLD if world is None else world.default_pg) is not None
+    # Where it is kept: is_initialized looks there, too, by a way that takes many times as long.
+    world: Any = getattr(_C10D, "_world", None)
+    if hasattr(world, "_default_pg"):
+        return world._default_pg is not None
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def common_store() -> Any | None:

@@ -65,7 +65,6 @@ class Unscaling:
                 ranks.tell(refusal, self._divisor.scale)
             raise
 
-    @_torch.without_grad
     def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> InKernel | None:
         """Divide an optimizer's gradients, or return what lets its own kernel do it (see :meth:`in_kernel`).
 
@@ -77,14 +76,16 @@ class Unscaling:
         ranks = self._consensus.of(optimizer) if _torch.is_distributed() else None
         try:
             gradients = Gradients(optimizer, self.divided)
-            in_kernel = by_step and _fused.divides(optimizer, gradients, self._divisor)
-            if ranks is None and not in_kernel:
-                self._mark(turn, gradients, self._divide(turn, gradients), by_step)
-                return None
-            # Nothing may change before all ranks agree, or where the kernel is to divide: a read comes first.
-            reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
-            asked = None if ranks is None else (ranks, self._doubts(gradients, reading))
-            overflow = ranks is None and self._overflows(gradients, reading)
+            takes_factor = by_step and getattr(optimizer, _torch.TAKES_FACTOR, False)
+            in_kernel = takes_factor and _fused.divides(optimizer, gradients, self._divisor)
+            overflow = asked = None
+            if in_kernel or ranks is not None:
+                # Nothing may change before all ranks agree, or where the kernel is to divide: a read comes first.
+                reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
+                if ranks is None:
+                    overflow = self._overflows(gradients, reading)
+                else:
+                    asked = ranks, self._doubts(gradients, reading)
         except Exception as refusal:
             if ranks is not None:
                 ranks.tell(refusal, self._divisor.scale)
@@ -93,8 +94,7 @@ class Unscaling:
             overflow = self._agree(*asked, gradients, reading)
         if in_kernel and not overflow:
             return InKernel(gradients, reading)
-        self._divide(turn, gradients, judged=False)
-        self._mark(turn, gradients, overflow, by_step)
+        self._divide(turn, gradients, by_step, overflow)
         return None
 
     @contextmanager
@@ -171,16 +171,19 @@ class Unscaling:
             overflow = turn.overflow = self._divisor.read(overflow)
         return overflow
 
-    def _divide(self, turn: Turn, gradients: Gradients, judged: bool = True) -> Verdict:
-        """Divide, and judge where asked also what was divided before."""
+    def _divide(self, turn: Turn, gradients: Gradients, by_step: bool, overflow: bool | None) -> None:
+        """Divide, and judge where the verdict is not known: what was divided before, too."""
+        verdict: bool | Verdict
         try:
-            verdict = self._divisor.divide_(gradients.buckets, judged)
-            if judged and gradients.divided:
+            verdict = self._divisor.divide_(gradients.buckets, judged=overflow is None)
+            if overflow is not None:
+                verdict = overflow
+            elif gradients.divided:
                 self._divisor.judge(by_device_and_dtype(gradients.divided), verdict)
         except BaseException:
             self._give_up(turn, gradients)
             raise
-        return verdict
+        self._mark(turn, gradients, verdict, by_step)
 
     def _give_up(self, turn: Turn, gradients: Gradients) -> None:
         # Memory ran out, or Ctrl-C: some are divided and some are not. No retry divides or steps by them.
