@@ -99,7 +99,7 @@ def main() -> None:
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}; microseconds, medians")
         print(f"{'optimizer':12} {'in a row':>8} {'bare':>8} {'torch adds':>11} {'lucid adds':>11} {'lucid/torch':>12}")
     for kind, length in itertools.product(OPTIMIZERS, (1, 100)):
-        found = measured(kind, length, arguments.pairs if length == 1 else arguments.pairs // 10, device)
+        found = measured(kind, length, arguments.pairs if length == 1 else max(1, arguments.pairs // 10), device)
         if arguments.json:
             print(json.dumps(found), flush=True)
         else:

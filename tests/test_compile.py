@@ -89,6 +89,52 @@ def test_two_scalers_through_one_function_keep_their_scales(counter: CompileCoun
     assert [compiled(scaler, x).item() for scaler in (first, second, first, GradScaler(16.0))] == [12, 24, 12, 48]
 
 
+def test_what_else_the_scaler_does_makes_no_other_graph(counter: CompileCounter) -> None:
+    """The scale as a float64, which divides at 3, and on another device: neither is compiled code's concern."""
+    scaler, x = GradScaler(3.0), torch.ones(3)
+    compiled = torch.compile(lambda x: scaler.scale(x.sum()), fullgraph=True, backend=counter)
+    assert compiled(x).item() == 9.0
+    parameter = Parameter(torch.zeros(1, dtype=torch.float64))
+    parameter.grad = torch.full_like(parameter, 6.0)
+    scaler.step(torch.optim.SGD([parameter], lr=1.0))
+    scaler.update()
+    assert parameter.item() == -2.0
+    scaler.scale(torch.ones((), device="meta"))
+    assert compiled(x).item() == 9.0
+    assert counter.frame_count == 1
+
+
+def test_outputs_on_several_devices_are_one_graph(counter: CompileCounter) -> None:
+    """The factors of all devices are there before the compiler looks for the first one."""
+    scaler = GradScaler(3.0)
+    compiled = torch.compile(lambda *outputs: scaler.scale(outputs), fullgraph=True, backend=counter)
+    for scale in (3.0, 6.0):
+        here, there = compiled(torch.ones(2), torch.ones(2, device="meta"))
+        assert (here.tolist(), there.device.type) == ([scale] * 2, "meta")
+        scaler.update(6.0)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_a_whole_iteration_inside_compiled_code_trains_as_outside(counter: CompileCounter) -> None:
+    """Not one graph, but right, also when the scale moves: x loses lr · 2x = a fifth each time."""
+    x = torch.ones(2, requires_grad=True)
+    scaler, optimizer = GradScaler(4.0, growth_interval=1), torch.optim.SGD([x], lr=0.1)
+
+    @torch.compile(backend=counter)
+    def iteration() -> None:
+        optimizer.zero_grad()
+        scaler.scale((x * x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    for steps in (1, 2, 3):
+        iteration()
+        torch.testing.assert_close(x.detach(), torch.full((2,), 0.8**steps))
+    assert scaler.get_scale() == 32.0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: its graphs")
 def test_a_captured_backward_follows_the_scale() -> None:
     """Scaling and backward are captured once and replayed while the scale moves: each gradient is the scale."""

@@ -287,6 +287,7 @@ SHORT: dict[str, list[Tensor]] = {
     "channels last": [torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)],
     "two dtypes": [torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)],
     "parts of a buffer": list(torch.zeros(6).split(2)),
+    "parts of a buffer in no order": [torch.zeros(8).split(2)[part] for part in (1, 3, 0, 2)],
     "none": [],
 }
 LONG: dict[str, list[Tensor]] = {

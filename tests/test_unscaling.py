@@ -1,6 +1,11 @@
 """What is left after a division that stops in the middle: nothing is divided twice, and nothing is stepped by."""
 
+import contextlib
+import itertools
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
@@ -8,7 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lucid.amp import GradScaler, _fused, _norms, _reading, _torch
+from lucid.amp import (
+    GradScaler,
+    _clip,
+    _division,
+    _fused,
+    _gradients,
+    _memory,
+    _norms,
+    _reading,
+    _seen,
+    _torch,
+    _unscaling,
+)
 
 
 def failing(call: Callable[..., None], error: type[BaseException]) -> Callable[..., None]:
@@ -62,6 +79,88 @@ def test_no_retry_divides_again(
     assert scaler.step_was_skipped(optimizer)
     assert gradients(optimizer) == stopped
     assert [parameter.item() for parameter in optimizer.param_groups[0]["params"]] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("begin", ["unscale_", "step", "clip_grad_norm_"])
+def test_autograd_is_as_it_was(
+    begin: str, enabled: bool, fails: bool, optimizer: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients that require a gradient themselves are divided outside autograd, which is put back, come what may."""
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.requires_grad_(True)
+    scaler = GradScaler(3.0)
+    calls: dict[str, Callable[[], object]] = {
+        "unscale_": lambda: scaler.unscale_(optimizer),
+        "step": lambda: scaler.step(optimizer),
+        "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),
+    }
+    if fails:
+        monkeypatch.setattr(_torch, "divide_", failing(_torch.divide_, MemoryError))
+    with torch.set_grad_enabled(enabled):
+        with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
+            calls[begin]()
+        assert torch.is_grad_enabled() is enabled
+    assert gradients(optimizer) == ([3.0, 9.0] if fails else [3.0, 3.0])
+    assert all(parameter.grad.grad_fn is None for parameter in optimizer.param_groups[0]["params"])
+
+
+def test_a_sparse_gradient_that_requires_one_is_divided_outside_autograd() -> None:
+    """Its entries are added first, which autograd would note: 4 and 8 at one index are 12, over 3."""
+    parameter = Parameter(torch.zeros(2))
+    parameter.grad = torch.sparse_coo_tensor([[1, 1]], [4.0, 8.0], (2,), requires_grad=True, check_invariants=True)
+    GradScaler(3.0).unscale_(torch.optim.SGD([parameter], lr=1.0))
+    assert parameter.grad.grad_fn is None
+    assert parameter.grad.to_dense().tolist() == [0.0, 4.0]
+
+
+@pytest.mark.parametrize("begin", ["unscale_", "step", "clip_grad_norm_"])
+def test_an_interrupt_at_any_line_divides_nothing_twice(begin: str) -> None:
+    """Ctrl-C may come between any two lines: 8 over 4 is then 8 or 2, and a retry steps by 2 or by nothing."""
+    for line in itertools.count():
+        parameter = Parameter(torch.zeros(1))
+        parameter.grad = torch.full_like(parameter, 8.0)
+        scaler, optimizer = GradScaler(4.0), torch.optim.SGD([parameter], lr=1.0)
+        calls: dict[str, Callable[[], object]] = {
+            "unscale_": lambda: scaler.unscale_(optimizer),  # noqa: B023 (called in this turn of the loop)
+            "step": lambda: scaler.step(optimizer),  # noqa: B023
+            "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),  # noqa: B023
+        }
+        if not interrupted(calls[begin], line, UNTIL_THE_STEP):
+            break
+        assert parameter.grad.item() in (8.0, 2.0)
+        scaler.step(optimizer)
+        assert parameter.item() in (0.0, -2.0)
+        assert parameter.item() == 0.0 or parameter.grad.item() == 2.0
+    assert line > 20
+
+
+UNTIL_THE_STEP = tuple(
+    str(Path(module.__file__)) for module in (_unscaling, _seen, _division, _gradients, _clip, _norms, _memory)
+)
+
+
+def interrupted(call: Callable[[], object], line: int, files: tuple[str, ...]) -> bool:
+    """Call it and raise KeyboardInterrupt at that line of those it runs in these files; False where it runs fewer."""
+    left = iter(range(line))
+
+    def watch(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line" and next(left, None) is None:
+            raise KeyboardInterrupt
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def test_the_next_iteration_is_as_any(optimizer: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch) -> None:

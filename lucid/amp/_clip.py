@@ -173,7 +173,8 @@ def multiply_(buckets: list[Bucket], divisor: Divisor, coefficient: float) -> No
     """Multiply by coefficient / scale, in one pass wherever float32 holds that factor."""
     factor = coefficient / divisor.scale
     if coefficient == 1.0 or factor < _TINY:
-        divisor.divide_(buckets, judged=False)
+        # Every quotient is finite, so that no flag was raised.
+        divisor.take_back(divisor.divide_(buckets, judged=False))
         scale_down_(buckets, coefficient)
     else:
         scale_down_(buckets, factor)

@@ -161,18 +161,18 @@ class Consensus:
             DeviceMesh, a sequence of them, or a mapping from optimizers to these. None: what DTensors tell.
 
     Attributes:
-        given: those groups, each list with the optimizer that it is for, or None where it is for all.
+        spreads: those groups, and for each what returns its optimizer; None where they are for all optimizers.
 
     Raises:
         TypeError: for anything else.
     """
 
     def __init__(self, process_group: Spread | Mapping[Any, Spread] | None = None) -> None:
-        self.given: list[tuple[Callable[[], Any] | None, tuple[Group, ...]]] = []
+        self.spreads: list[tuple[Callable[[], Any] | None, tuple[Group, ...]]] = []
         if isinstance(process_group, Mapping):
-            self.given = [(_hold(owner), _meshes.flatten(spread)) for owner, spread in process_group.items()]
+            self.spreads = [(_hold(owner), _meshes.flatten(spread)) for owner, spread in process_group.items()]
         elif process_group is not None:
-            self.given = [(None, _meshes.flatten(process_group))]
+            self.spreads = [(None, _meshes.flatten(process_group))]
 
     def of(self, optimizer: Any) -> Ranks | None:
         """The processes that share this optimizer's decision; None where this one decides alone.
@@ -182,7 +182,7 @@ class Consensus:
         """
         if not _meshes.running():
             return None
-        given = _flat(groups for owner, groups in self.given if owner is None or owner() is optimizer)
+        given = _flat(groups for owner, groups in self.spreads if owner is None or owner() is optimizer)
         if not given:
             _meshes.refuse_flat_shards(optimizer)
         groups = _meshes.without_nested([*given, *_meshes.of_parameters(optimizer)])
@@ -216,7 +216,7 @@ class Consensus:
         _ask(self._all_given(), (), _ballots.LOAD, False, refusal, _ballots.of_state(values), values)
 
     def _all_given(self) -> tuple[Group, ...]:
-        return _meshes.without_nested(_flat(groups for _, groups in self.given)) if _meshes.running() else ()
+        return _meshes.without_nested(_flat(groups for _, groups in self.spreads)) if _meshes.running() else ()
 
 
 def _ask(

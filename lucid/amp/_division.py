@@ -87,10 +87,9 @@ class Flags:
 
     def read(self, verdict: Verdict) -> bool:
         """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
-        flags = list(verdict.values())
-        if flags[0].item() if len(flags) == 1 else any(numbers(flags)):
+        if any(numbers(list(verdict.values()))):
             return True
-        self._zeros.update(verdict)
+        self.take_back(verdict)
         return False
 
     def read_beside(self, verdict: Verdict, tensors: list[Tensor]) -> tuple[bool, list[float]]:
@@ -98,8 +97,12 @@ class Flags:
         read = numbers([*verdict.values(), *tensors])
         overflow = any(read[: len(verdict)])
         if not overflow:
-            self._zeros.update(verdict)
+            self.take_back(verdict)
         return overflow, read[len(verdict) :]
+
+    def take_back(self, verdict: Verdict) -> None:
+        """Lend the flags of a verdict again, all of which are known to be zero."""
+        self._zeros.update(verdict)
 
 
 class Divisor:
@@ -107,30 +110,33 @@ class Divisor:
 
     Attributes:
         scale: the number.
-        tensors: the same, as a tensor on each device.
-        read, read_beside: those of the ``Flags`` that its verdicts are made of.
+        tensors: the same, as a tensor on each device and in each dtype.
+        traced: the float32 ones that compiled graphs hold, by device.
+        read, read_beside, take_back: those of the ``Flags`` that its verdicts are made of.
     """
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
         self.tensors = Factors(scale)
+        # A plain dict: a graph that looks into one of another class is made again at each new key.
+        self.traced: dict[torch.device, Tensor] = {}
         self._reciprocals = Factors(1.0 / scale)
         self._ones = Factors(1.0)
         self._flags = Flags()
-        self.read, self.read_beside = self._flags.read, self._flags.read_beside
+        self.read, self.read_beside, self.take_back = self._flags.read, self._flags.read_beside, self._flags.take_back
         self._multiplies = _multiplies_exactly(scale)
 
     def set(self, scale: float) -> None:
         """Divide by another scale from now on."""
-        self.scale = scale
         self.tensors.set(scale)
         self._reciprocals.set(1.0 / scale)
         self._multiplies = _multiplies_exactly(scale)
+        self.scale = scale  # last, so that the next call makes good what an interrupt left half done
 
     @_torch.constant_when_traced
-    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Make the scale's tensor there, if it is not; under a compiler it is made at once, outside the graph."""
-        self.tensors[device, dtype]
+    def prepare(self, device: torch.device) -> None:
+        """Put the scale's tensor there into ``traced``; under a compiler at once, outside the graph."""
+        self.traced[device] = self.tensors[device, torch.float32]
 
     def passes(self, buckets: list[Bucket]) -> int:
         """How often ``divide_`` goes over the memory of these tensors: once where one operator divides and judges."""
@@ -145,25 +151,19 @@ class Divisor:
             judged: False where the verdict is known, so that the quotients need not be looked at.
         """
         verdict: Verdict = {}
-        grad_was_enabled = torch.is_grad_enabled()
-        _torch.set_grad_enabled(False)
-        try:
-            for device, dtype, bucket in buckets:
-                overflow = self._flags.of(verdict, device)
-                if self._multiplies and (check_and_multiply_ := _torch.check_and_multiply(device, dtype)):
-                    check_and_multiply_(bucket, overflow, self._reciprocals[device, torch.float32])
-                elif DIVIDES_IN[dtype] is dtype or self._multiplies:
-                    # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
-                    _torch.divide_(bucket, self.tensors[device, dtype])
-                    if judged:
-                        self._check(bucket, overflow)
-                else:
-                    self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow if judged else None)
-        finally:
-            _torch.set_grad_enabled(grad_was_enabled)
+        for device, dtype, bucket in buckets:
+            overflow = self._flags.of(verdict, device)
+            if self._multiplies and (check_and_multiply_ := _torch.check_and_multiply(device, dtype)):
+                check_and_multiply_(bucket, overflow, self._reciprocals[device, torch.float32])
+            elif DIVIDES_IN[dtype] is dtype or self._multiplies:
+                # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
+                _torch.divide_(bucket, self.tensors[device, dtype])
+                if judged:
+                    self._check(bucket, overflow)
+            else:
+                self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow if judged else None)
         return verdict
 
-    @_torch.without_grad
     def judge(self, buckets: list[Bucket], verdict: Verdict | None = None) -> Verdict:
         """Return the verdict on tensors that hold their true values already, added to another one if given."""
         verdict = {} if verdict is None else verdict
@@ -171,7 +171,6 @@ class Divisor:
             self._check(bucket, self._flags.of(verdict, device))
         return verdict
 
-    @_torch.without_grad
     def judge_quotients(self, buckets: list[Bucket]) -> Verdict:
         """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
         verdict: Verdict = {}

@@ -89,8 +89,8 @@ class GradScaler(Settings, Events):
         scale = _schedule.scale("init_scale", init_scale)
         self._begin(schedule, scale, 0, enabled, Consensus(process_group))
 
-    def _begin(self, schedule: Schedule, scale: float, count: int, enabled: bool, consensus: Consensus) -> None:
-        Settings.__init__(self, schedule, scale, count, enabled, consensus)
+    def _begin(self, schedule: Schedule, scale: float, tracker: int, enabled: bool, consensus: Consensus) -> None:
+        Settings.__init__(self, schedule, scale, tracker, enabled, consensus)
         Events.__init__(self)
         self._unscaling = Unscaling(self._divisor, self._consensus)
 
@@ -111,6 +111,10 @@ class GradScaler(Settings, Events):
         """
         if not self._enabled:
             return outputs
+        if is_dynamo_compiling():
+            # All factors are made before the compiler looks for one: it does not see those that are made after that.
+            outputs = _outputs.multiplied(outputs, lambda output: self._divisor.prepare(output.device))
+            return _outputs.multiplied(outputs, lambda output: self._divisor.traced[output.device])
         if not self._scale_observers:
             return _outputs.multiplied(outputs, self._factor)
         # Multiplies nothing: what a generator yields becomes a list, which can be told, too.
@@ -256,28 +260,23 @@ class GradScaler(Settings, Events):
         try:
             given = None if new_scale is None else _settings.new_scale(new_scale)
         except Exception as refusal:
-            self._consensus.agree_on_update(False, self._current_scale, refusal)
+            self._consensus.agree_on_update(False, self._divisor.scale, refusal)
             raise
-        now, overflow = self._current_scale, False
+        now, overflow = self._divisor.scale, False
         for turn in self._stages.called:
             # An optimizer that was unscaled and never stepped is read here.
             overflow = overflow or (turn.overflow is not False and self._unscaling.overflowed(turn))
-        if self._consensus.given:
+        if self._consensus.spreads:
             overflow = self._consensus.agree_on_update(overflow, given or now)
-        after, count = (given, 0) if given else self._schedule.next(now, self._current_tracker, overflow)
+        after, tracker = (given, 0) if given else self._schedule.next(now, self._tracker, overflow)
         skipped = self._stages.clear()
         self._unscaling.divided.clear()
-        self._stand(after, count)
+        self._stand(after, tracker)
         self._note_update(now, after, overflow, skipped, given is not None)
 
     def _factor(self, output: Tensor) -> Tensor:
         """Return the scale on an output's device, and remember the output."""
-        place = output.device, torch.float32
-        if is_dynamo_compiling():
-            # Before the compiler sees that there is none, or its graph would be made again at the second call.
-            self._divisor.prepare(*place)
-            return self._divisor.tensors[place]
-        factor = self._divisor.tensors[place]
+        factor = self._divisor.tensors[output.device, torch.float32]
         if type(factor) is Tensor:  # else it is fake, and its output no loss of this iteration
             self._scaled.append(weakref.ref(output))
         return factor
@@ -285,7 +284,7 @@ class GradScaler(Settings, Events):
     def _skip(self, optimizer: Any, turn: Turn) -> None:
         first = not any(other.stage is STEPPED and other.skipped for other in self._stages.called)
         turn.stage, turn.skipped = STEPPED, True
-        self._tell_skipped(optimizer, _gradients.named(optimizer), self._current_scale, first)
+        self._tell_skipped(optimizer, _gradients.named(optimizer), self._divisor.scale, first)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickling and copying keep: settings, scale and count."""

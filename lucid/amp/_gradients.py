@@ -15,7 +15,7 @@ from torch import Tensor
 from lucid.amp import _memory, _refusals
 from lucid.amp._division import DIVIDES_IN
 from lucid.amp._seen import Seen
-from lucid.amp._torch import Bucket, by_device_and_dtype, without_grad
+from lucid.amp._torch import Bucket, by_device_and_dtype
 
 _CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ class Gradients:
         fresh: the tensors to divide, each memory once.
         buckets: the same, by device and dtype.
         divided: the tensors that hold their true values already and are only judged.
-        coalesced: what sparse gradients were, and what they become once they are divided, by the id of the former.
+        coalesced: what sparse gradients were, and what they become when they are divided, by the id of the former.
         values: the values of each gradient, in the optimizer's order.
         wholes: the gradients themselves that hold an element.
         places: where the values of ``wholes`` lie.
@@ -84,7 +84,6 @@ class Gradients:
             found, self.places, self.buckets = plain
             self.values = self.fresh = self.wholes = found
 
-    @without_grad
     def _find_odd(self, seen: Seen) -> None:
         """The long way, for gradients of any kind."""
         optimizer = self._optimizer
@@ -107,7 +106,7 @@ class Gradients:
         return zip(self.parameters, self.values, strict=True)
 
     def put_back(self) -> None:
-        """Put coalesced gradients, once they are divided, into their parameters."""
+        """Put coalesced gradients into their parameters."""
         for parameter in self.parameters:
             if id(parameter.grad) in self.coalesced:
                 parameter.grad = self.coalesced[id(parameter.grad)][1]
@@ -192,8 +191,8 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
     with each other nor with what was divided before. Whatever is odd goes the long way.
     """
     found: list[Tensor] = []
-    begins: list[int] = []
-    ends: list[int] = []
+    spans: _memory.Spans = [], []
+    begins, ends = spans
     low = high = 0
     dtype, are_alike, are_apart = None, True, True
     for group in optimizer.param_groups:
@@ -208,19 +207,15 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
                 end = begin + gradient.nbytes
             except RuntimeError:  # a layout that is no span of memory
                 return None
-            # 0: no element, or no memory of its own.
-            if not begin or not (gradient.is_contiguous() or _memory.is_gapless(gradient)):
-                return None
-            # With the negative bit it is every other number of a complex tensor: it has gaps, or is one number.
-            if end <= begin + _LARGEST_NUMBER and gradient.is_neg():
+            has_gaps = not (gradient.is_contiguous() or _memory.is_gapless(gradient))
+            # 0: no element, or no memory of its own. Half of a complex number may be negative by a bit alone.
+            if has_gaps or not begin or (end <= begin + _LARGEST_NUMBER and gradient.is_neg()):
                 return None
             if gradient.dtype is not dtype or not gradient.is_cpu:
                 are_alike, dtype = gradient.is_cpu and not found, gradient.dtype
             # A few lie above or below all before them, which needs no sorting.
-            if not found:
-                low, high = begin, end
-            elif begin >= high:
-                high = end
+            if begin >= high:
+                low, high = low or begin, end
             elif end <= low:
                 low = begin
             else:
@@ -228,15 +223,17 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
             found.append(gradient)
             begins.append(begin)
             ends.append(end)
-    spans = begins, ends
     if not (are_apart or _memory.are_apart(spans)) or (seen.added and not seen.has_none_of(found, spans)):
         return None
     if are_alike and dtype in DIVIDES_IN:
         return found, spans, [(_CPU, dtype, found)]
     buckets = by_device_and_dtype(found)
-    if not all(dtype in DIVIDES_IN and device.type in _memory.ADDRESSED for device, dtype, _ in buckets):
-        return None
-    return found, spans, buckets
+    return (found, spans, buckets) if all(map(_is_divisible, buckets)) else None
+
+
+def _is_divisible(bucket: Bucket) -> bool:
+    device, dtype, _ = bucket
+    return dtype in DIVIDES_IN and device.type in _memory.ADDRESSED
 
 
 def _refuse(optimizer: Any, owned: list[tuple[Tensor, Tensor]]) -> None:

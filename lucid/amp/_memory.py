@@ -102,18 +102,6 @@ def overlaps_itself(place: Region) -> bool:
 
 def are_apart(spans: Spans) -> bool:
     """Whether spans, none of them empty, share nothing."""
-    begins, ends = spans
-    low = high = begins[0] if begins else 0
-    for begin, end in zip(begins, ends, strict=True):
-        # A few lie above or below all before them, which a loop sees before a sort has begun.
-        if begin >= high:
-            high = end
-        elif end <= low:
-            low = begin
-        else:
-            break
-    else:
-        return True
     begins, ends = map(sorted, spans)
     return all(map(operator.le, ends, begins[1:]))
 

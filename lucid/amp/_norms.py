@@ -33,7 +33,6 @@ def is_additive(order: float) -> bool:
     return order > 0
 
 
-@_torch.without_grad
 def power(buckets: Sequence[Bucket], order: float) -> list[Tensor]:
     """Return Σ|x|ᵖ of the tensors (for p = ∞ the largest |x|), one zero-dimensional tensor a bucket.
 

@@ -6,9 +6,9 @@ so that any front end can stand on it.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import numbers
-import struct
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -162,8 +162,8 @@ def loaded(state_dict: object) -> tuple[Schedule, float, int]:
     _refuse_keys("holds unknown keys:", values.keys() - set(_NAMES.values()))
     for name in ("growth_interval", "growth_tracker"):
         values[name] = _whole_if_equal(values[name])
-    now, count = scale("scale", values.pop("scale")), growth_tracker(values.pop("growth_tracker"))
-    return Schedule(**values), now, count
+    now, tracker = scale("scale", values.pop("scale")), growth_tracker(values.pop("growth_tracker"))
+    return Schedule(**values), now, tracker
 
 
 def _refuse_keys(how: str, keys: Collection[object]) -> None:
@@ -206,5 +206,4 @@ def _whole(name: str, value: object, least: int) -> int:
 
 
 def _float32(number: float) -> float:
-    rounded: float = struct.unpack("<f", struct.pack("<f", number))[0]
-    return rounded
+    return ctypes.c_float(number).value

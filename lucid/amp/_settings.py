@@ -26,18 +26,17 @@ class Settings:
         self._enabled = enabled
         self._schedule = schedule
         self._consensus = consensus
-        self._current_scale = scale
-        self._current_tracker = growth_tracker
         self._divisor = Divisor(scale)
+        self._tracker = growth_tracker
 
     def _stand(self, scale: float, growth_tracker: int) -> None:
-        self._current_scale, self._current_tracker = scale, growth_tracker
         if scale != self._divisor.scale:
             self._divisor.set(scale)
+        self._tracker = growth_tracker
 
     def get_scale(self) -> float:
         """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""
-        return self._current_scale if self._enabled else 1.0
+        return self._divisor.scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
         """Return whether the scaler scales."""
@@ -69,7 +68,7 @@ class Settings:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale, its settings and its count as plain numbers, under PyTorch's five keys."""
-        return self._schedule.state_dict(self._current_scale, self._current_tracker)
+        return self._schedule.state_dict(self._divisor.scale, self._tracker)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, of this scaler or PyTorch's; all of it or, on an error, nothing.

@@ -52,22 +52,20 @@ _OPTIMIZER_MODULE = importlib.import_module("torch.optim.optimizer")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-set_grad_enabled: Callable[[bool], object] = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled
-"""Turns autograd on or off in this thread, as ``torch.set_grad_enabled`` does, at a small part of its cost."""
-
 
 def without_grad(function: _Function) -> _Function:
     """Run a function as ``torch.no_grad`` does, at a small part of its cost."""
+    switch, is_on = PRIVATE["_set_grad_enabled"] or torch.set_grad_enabled, torch.is_grad_enabled
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         """Call it with gradients off, and put back what was."""
-        before = torch.is_grad_enabled()
-        set_grad_enabled(False)
+        before = is_on()
+        switch(False)
         try:
             return function(*args, **kwargs)
         finally:
-            set_grad_enabled(before)
+            switch(before)
 
     return wrapper  # type: ignore[return-value]
 
@@ -266,11 +264,11 @@ def _is_in_checkpoint(frame: types.FrameType | None) -> bool:
 
 def is_distributed() -> bool:
     """Whether ``torch.distributed`` is initialized; False where this torch was built without it."""
-    # Where it is kept: is_initialized looks there, too, by a way that takes many times as long.
-    world: Any = getattr(_C10D, "_world", None)
-    if hasattr(world, "_default_pg"):
-        return world._default_pg is not None
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    try:
+        # Where it is kept: is_initialized looks there, too, by a way that takes many times as long.
+        return _C10D._world._default_pg is not None
+    except AttributeError:
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def common_store() -> Any | None:

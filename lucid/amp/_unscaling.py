@@ -65,6 +65,7 @@ class Unscaling:
                 ranks.tell(refusal, self._divisor.scale)
             raise
 
+    @_torch.without_grad
     def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> InKernel | None:
         """Divide an optimizer's gradients, or return what lets its own kernel do it (see :meth:`in_kernel`).
 
@@ -101,7 +102,8 @@ class Unscaling:
     def in_kernel(self, optimizer: Any, turn: Turn, given: InKernel) -> Iterator[None]:
         """Let the optimizer's step divide; what it leaves scaled when it raises is divided here."""
         try:
-            self._mark(turn, given.gradients, overflow=False, by_step=True)
+            self._mark(turn, given.gradients)
+            turn.overflow, turn.unscaled_by_step = False, len(given.gradients.wholes)
             with _fused.dividing(optimizer, given.reading, self._divisor):
                 yield
         except BaseException:
@@ -156,12 +158,9 @@ class Unscaling:
             raise
         if isinstance(clip, Together):
             clip.agree()
-        try:
-            clipped = clip.clip_()
-        except BaseException:
-            self._give_up(turn, gradients)
-            raise
-        self._mark(turn, gradients, clipped.overflow, by_step=False)
+        self._mark(turn, gradients)
+        clipped = clip.clip_()
+        turn.overflow = clipped.overflow
         return clipped
 
     def overflowed(self, turn: Turn) -> bool:
@@ -173,26 +172,19 @@ class Unscaling:
 
     def _divide(self, turn: Turn, gradients: Gradients, by_step: bool, overflow: bool | None) -> None:
         """Divide, and judge where the verdict is not known: what was divided before, too."""
-        verdict: bool | Verdict
-        try:
-            verdict = self._divisor.divide_(gradients.buckets, judged=overflow is None)
-            if overflow is not None:
-                verdict = overflow
-            elif gradients.divided:
-                self._divisor.judge(by_device_and_dtype(gradients.divided), verdict)
-        except BaseException:
-            self._give_up(turn, gradients)
-            raise
-        self._mark(turn, gradients, verdict, by_step)
+        self._mark(turn, gradients)
+        verdict = self._divisor.divide_(gradients.buckets, judged=overflow is None)
+        if overflow is None and gradients.divided:
+            self._divisor.judge(by_device_and_dtype(gradients.divided), verdict)
+        turn.unscaled_by_step = len(gradients.wholes) if by_step else None
+        turn.overflow = verdict if overflow is None else overflow
 
-    def _give_up(self, turn: Turn, gradients: Gradients) -> None:
-        # Memory ran out, or Ctrl-C: some are divided and some are not. No retry divides or steps by them.
-        self._mark(turn, gradients, overflow=True, by_step=False)
+    def _mark(self, turn: Turn, gradients: Gradients) -> None:
+        """Note gradients as divided and, until the verdict is known, as overflowed.
 
-    def _mark(self, turn: Turn, gradients: Gradients, overflow: bool | Verdict, by_step: bool) -> None:
+        Memory may run out, or Ctrl-C come, when some are divided and some are not: no retry divides or steps by them.
+        """
+        turn.stage, turn.overflow, turn.unscaled_by_step = UNSCALED, True, None
         if gradients.coalesced:
             gradients.put_back()
         self.divided.add(gradients.wholes, gradients.places)
-        turn.unscaled_by_step = len(gradients.wholes) if by_step else None
-        turn.overflow = overflow
-        turn.stage = UNSCALED

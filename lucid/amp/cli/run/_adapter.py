@@ -90,7 +90,7 @@ class PyTorchScaler(GradScaler):
     @property
     def _scale(self) -> Tensor:
         """The scale as a tensor, for reading; one that is assigned becomes the scale."""
-        return torch.full((), self._current_scale, device=self._device_there())
+        return torch.full((), self._divisor.scale, device=self._device_there())
 
     @_scale.setter
     def _scale(self, scale: Tensor) -> None:
