@@ -41,9 +41,22 @@ def test_a_fresh_scaler_has_the_defaults() -> None:
 
 @pytest.mark.parametrize("place", ["cuda", "cpu", "metal", torch.device("cpu")], ids=str)
 def test_a_device_in_first_place_is_answered(place: Any) -> None:
-    """Who comes from PyTorch is told to drop the device."""
-    with pytest.raises(TypeError, match=r"init_scale.*drop"):
-        GradScaler(place)
+    """Who comes from PyTorch is told to drop the device, wherever it stands and whatever comes with it."""
+    wrong: Any = GradScaler
+    for call in (
+        lambda: wrong(place),
+        lambda: wrong(place, init_scale=4.0),
+        lambda: wrong(device=place),
+        lambda: wrong(device=place, init_scale=4.0, enabled=False),
+    ):
+        with pytest.raises(TypeError, match=r"takes no device, unlike torch\.amp\.GradScaler: drop"):
+            call()
+
+
+def test_a_word_for_a_scale_is_no_device() -> None:
+    """By name it is what it is named."""
+    with pytest.raises(TypeError, match=r"init_scale must be a real number, got '65536'"):
+        GradScaler(init_scale="65536")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("enabled", [None, "yes", 1.0])

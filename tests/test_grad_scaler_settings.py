@@ -9,6 +9,7 @@ import torch
 from weights import sgd, trained
 
 from lucid.amp import GradScaler
+from lucid.amp._division import Factors
 
 DEFAULTS = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
@@ -56,6 +57,29 @@ def test_a_bad_new_scale_changes_nothing(new_scale: Any, error: type[Exception])
     assert scaler.last_update is None
     with pytest.raises(RuntimeError, match="already ran"):
         scaler.unscale_(optimizer)
+
+
+@pytest.mark.parametrize("refreshed", [0, 1])
+def test_an_interrupted_change_of_scale_is_made_good_by_the_next(
+    refreshed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes before the tensors that multiply are refreshed, or those that divide: 8 over 8 is 1 in the end."""
+    scaler, left, refresh = GradScaler(4.0), iter(range(refreshed)), Factors.set
+    trained(1.0, scaler=scaler)
+
+    def interrupted(factors: Factors, value: float) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        refresh(factors, value)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Factors, "set", interrupted)
+        scaler.update(8.0)
+    scaler.update(8.0)
+    weight, optimizer = sgd(8.0)
+    assert (scaler.get_scale(), scaler.scale(torch.ones(())).item()) == (8.0, 8.0)
+    scaler.step(optimizer)
+    assert weight.tolist() == [-1.0] * 3
 
 
 def test_setters_set_what_the_getters_tell_and_the_next_update_uses() -> None:

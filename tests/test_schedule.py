@@ -212,9 +212,17 @@ def test_an_empty_state_says_where_it_comes_from() -> None:
 
 @pytest.mark.parametrize("state", [None, [], "scale", 3])
 def test_what_is_no_dict_is_not_loaded(state: Any) -> None:
-    """The type that was found is told."""
-    with pytest.raises(TypeError, match=f"dict.*{type(state).__name__}"):
+    """The type that was found is told, and what would do."""
+    with pytest.raises(TypeError, match=rf"dict.*{type(state).__name__}.*state_dict\(\)"):
         _schedule.loaded(state)
+
+
+def test_a_whole_checkpoint_is_told_its_part() -> None:
+    """Which of its entries looks like a scaler's is named."""
+    with pytest.raises(ValueError, match=r"misses .*'scale'.*Pass its 'amp', which looks like a scaler's"):
+        _schedule.loaded({"model": {"weight": 1.0}, "amp": STATE, "step": 3})
+    with pytest.raises(ValueError, match=r"unknown keys: 'more'\. Pass its 'more', which"):
+        _schedule.loaded({**STATE, "more": STATE})
 
 
 def test_a_scale_update_is_frozen_and_becomes_json() -> None:

@@ -58,6 +58,10 @@ def test_stepped_may_do_neither() -> None:
     """Both are refused after a step, each in its own words, with what is legal now."""
     with pytest.raises(RuntimeError, match=r"unscale_\(\) came after step\(\) for this SGD.*update\(\)"):
         at(Stage.STEPPED).may_unscale()
+    with pytest.raises(
+        RuntimeError, match=r"clip_grad_norm_\(\) came after step\(\).*Call clip_grad_norm_\(\) between"
+    ):
+        at(Stage.STEPPED).may_unscale("clip_grad_norm_")
     with pytest.raises(RuntimeError, match=r"step\(\) already ran for this SGD.*update\(\)"):
         at(Stage.STEPPED).may_step()
 

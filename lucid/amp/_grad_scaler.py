@@ -68,6 +68,7 @@ class GradScaler(Settings, Events):
         False
     """
 
+    @_settings.without_device
     def __init__(
         self,
         init_scale: float = 2.0**16,
@@ -78,11 +79,6 @@ class GradScaler(Settings, Events):
         *,
         process_group: Any = None,
     ) -> None:
-        if isinstance(init_scale, str | torch.device):
-            raise TypeError(
-                f"init_scale must be a real number, got {init_scale!r}. GradScaler takes no device, unlike "
-                "torch.amp.GradScaler: drop that argument; the gradients' own devices are used."
-            )
         if not isinstance(enabled, bool):
             raise TypeError(f"enabled must be True or False, got {enabled!r} of type {type(enabled).__name__}")
         schedule = Schedule(growth_factor, backoff_factor, growth_interval)
@@ -188,7 +184,7 @@ class GradScaler(Settings, Events):
             chosen = _gradients.parameters(optimizer) if chosen is None else chosen
             return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)
         turn = self._stages.of(optimizer)
-        turn.may_unscale()
+        turn.may_unscale("clip_grad_norm_")
         clipped = self._unscaling.clip(optimizer, turn, asked)
         if clipped.overflow and error_if_nonfinite:
             raise RuntimeError(

@@ -46,8 +46,8 @@ _BY_DTYPE: dict[torch.dtype, tuple[type[Exception], str]] = {
 def no_optimizer(given: object) -> TypeError:
     """Return what is raised for what has no ``param_groups`` or no ``step``."""
     return TypeError(
-        f"an optimizer is an object with param_groups and step; {type(given).__name__} is none. Pass the "
-        "optimizer that was built from the parameters. Nothing was changed."
+        f"an optimizer, which has param_groups and step, comes first; got an object of type {type(given).__name__}. "
+        "Pass the optimizer that was built from the parameters, to clip_grad_norm_(), too. Nothing was changed."
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,7 +149,9 @@ def loaded(state_dict: object) -> tuple[Schedule, float, int]:
         TypeError, ValueError: a key is missing or unknown, or a value would be refused by the constructor.
     """
     if not isinstance(state_dict, Mapping):
-        raise TypeError(f"state_dict must be a dict, got {type(state_dict).__name__}")
+        raise TypeError(
+            f"state_dict must be a dict, got {type(state_dict).__name__}. Pass what a scaler's state_dict() returned."
+        )
     if not state_dict:
         raise RuntimeError(
             "the state dict is empty: a disabled torch.amp.GradScaler saves that. Start with a fresh scaler instead "
@@ -158,18 +160,21 @@ def loaded(state_dict: object) -> tuple[Schedule, float, int]:
     values: dict[Any, Any] = {_NAMES.get(key, key): value for key, value in state_dict.items()}
     if len(values) < len(state_dict):
         raise ValueError("the state dict holds both 'growth_tracker' and '_growth_tracker'. Nothing was loaded.")
-    _refuse_keys("misses", [key for key, name in _NAMES.items() if name not in values])
-    _refuse_keys("holds unknown keys:", values.keys() - set(_NAMES.values()))
+    # Whoever passes a whole checkpoint is told where in it the scaler's part seems to be.
+    within = [key for key, value in values.items() if isinstance(value, Mapping) and "growth_interval" in value]
+    _refuse_keys("misses", [key for key, name in _NAMES.items() if name not in values], within)
+    _refuse_keys("holds unknown keys:", values.keys() - set(_NAMES.values()), within)
     for name in ("growth_interval", "growth_tracker"):
         values[name] = _whole_if_equal(values[name])
     now, tracker = scale("scale", values.pop("scale")), growth_tracker(values.pop("growth_tracker"))
     return Schedule(**values), now, tracker
 
 
-def _refuse_keys(how: str, keys: Collection[object]) -> None:
+def _refuse_keys(how: str, keys: Collection[object], within: Sequence[object]) -> None:
     if keys:
         names = ", ".join(sorted(map(repr, keys)))
-        raise ValueError(f"the state dict {how} {names}. Pass what state_dict() returned. Nothing was loaded.")
+        part = f"its {within[0]!r}, which looks like a scaler's" if within else "what state_dict() returned"
+        raise ValueError(f"the state dict {how} {names}. Pass {part}. Nothing was loaded.")
 
 
 _NAMES: dict[Any, str] = {

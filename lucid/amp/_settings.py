@@ -5,16 +5,37 @@ Knows the schedule, scale and count, and who must load the same. Refuses to know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from lucid.amp import _schedule
 from lucid.amp._consensus import Consensus
 from lucid.amp._division import Divisor
 from lucid.amp._schedule import Schedule
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def without_device(init: _Init) -> _Init:
+    """Let a constructor refuse the device that PyTorch's takes, first or by name, in words of its own."""
+
+    @functools.wraps(init)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        """Refuse a device, or construct."""
+        device = kwargs.get("device", args[1] if len(args) > 1 else None)
+        if isinstance(device, str | torch.device):
+            raise TypeError(
+                f"GradScaler takes no device, unlike torch.amp.GradScaler: drop {device!r}. The gradients' own devices "
+                "are used."
+            )
+        init(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
 
 
 class Settings:

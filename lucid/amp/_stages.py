@@ -46,8 +46,8 @@ class Turn:
         self.overflow: Any = False
         self.skipped: bool | None = None
 
-    def may_unscale(self) -> None:
-        """Raise RuntimeError unless the gradients are still scaled."""
+    def may_unscale(self, call: str = "unscale_") -> None:
+        """Raise RuntimeError, in the words of the method that was called, unless the gradients are still scaled."""
         if self.stage is UNSCALED:
             raise RuntimeError(
                 f"unscale_() already ran for this {self._type.__name__} since the last update(); its gradients hold "
@@ -55,8 +55,8 @@ class Turn:
             )
         if self.stage is STEPPED:
             raise RuntimeError(
-                f"unscale_() came after step() for this {self._type.__name__}. Call unscale_() between backward() and "
-                "step(), and update() before the next iteration."
+                f"{call}() came after step() for this {self._type.__name__}: update() is missing, or the calls are in "
+                f"the wrong order. Call {call}() between backward() and step(), and update() before the next iteration."
             )
 
     def may_step(self) -> None:
@@ -73,8 +73,8 @@ def refuse_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     if kwargs.get("closure") is not None or (args and callable(args[0])):
         raise RuntimeError(
             "step() takes no closure while the scaler is enabled: it would run backward() again, and those gradients "
-            "would never be unscaled. Run the closure's forward and backward before step(), without passing it. "
-            "Nothing was changed."
+            "would never be unscaled. Run the closure's forward and backward before step(), without passing it; an "
+            "optimizer that needs one to step, such as LBFGS, needs GradScaler(enabled=False). Nothing was changed."
         )
 
 
