@@ -415,7 +415,7 @@ def test_a_long_row_of_skips_is_not_replayed_each_time(make: Callable[..., Any])
     for _ in range(7):
         step(model, scaler, optimizer, batch(), factor=NAN)
     assert len(calls) == 7 + 3
-    assert "7 such skips came in a row" in str(explain(scaler))
+    assert "7 updates in a row were skipped for this" in str(explain(scaler))
     assert explain(scaler).where == ("the loss function",)
 
 

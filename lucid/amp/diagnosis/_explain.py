@@ -17,6 +17,7 @@ from lucid.amp.diagnosis import _models, _ranks
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._record import Record, record_of
 from lucid.amp.diagnosis._skips import Pass, Skip
+from lucid.amp.diagnosis._tools import CALLS, Tool
 from lucid.amp.diagnosis._words import Cause, cause_of, number
 
 __all__ = ["Explanation", "explain"]
@@ -117,24 +118,28 @@ def explain(scaler: Any) -> Explanation:
     Raises:
         TypeError: ``scaler`` is no scaler.
     """
+    return explained(scaler, CALLS)
+
+
+def explained(scaler: Any, tool: Tool) -> Explanation:
+    """The same, with the next move in a tool's words."""
     lucid = hasattr(type(scaler), "_observe_skip")
     if not lucid and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"explain() takes a gradient scaler, got {type(scaler).__name__}")
     record = record_of(scaler)
     if record is not None:
-        return _from_record(record)
+        return _from_record(record, tool)
     if lucid:
-        return _from_lucid(scaler)
-    return Explanation((), message=_NOBODY_LISTENED)
+        return _from_lucid(scaler, tool)
+    return Explanation((), message=f"{_NOBODY_LISTENED} {tool.unknown}")
 
 
 _NOBODY_LISTENED = (
-    "Nothing is known of this scaler: PyTorch's keeps no record of what it does, and nobody was listening. "
-    "Call diagnosis.watch(model, scaler) before training, then ask again."
+    "Nothing is known of this scaler: PyTorch's keeps no record of what it does, and nobody was listening."
 )
 
 
-def _from_lucid(scaler: Any) -> Explanation:
+def _from_lucid(scaler: Any, tool: Tool) -> Explanation:
     """What lucid's scaler kept by itself: which gradients were not finite at the last skip."""
     update = scaler.last_update
     latest = update is not None and update.overflow
@@ -146,14 +151,14 @@ def _from_lucid(scaler: Any) -> Explanation:
     ]
     if not skips:
         return Explanation((), message="No step of this scaler was skipped.")
-    causes = tuple(cause_of(skip, None, _models.rank()) for skip in skips)
+    causes = tuple(cause_of(skip, None, _models.rank(), tool) for skip in skips)
     return Explanation(causes, update.index if latest else None, update.scale if latest else None)
 
 
-def _from_record(record: Record) -> Explanation:
+def _from_record(record: Record, tool: Tool) -> Explanation:
     """What was heard, with whatever else the watch sees in the model."""
     skips = record.latest()
-    causes = [cause_of(skip, record.began(skip), _models.rank()) for skip in skips]
+    causes = [cause_of(skip, record.began(skip), _models.rank(), tool) for skip in skips]
     watches = record.watches()
     found = [cause for watch in watches for cause in watch.findings()] if watches else record.found
     update = skips[-1].update if skips else None
@@ -165,19 +170,19 @@ def _from_record(record: Record) -> Explanation:
     plural = "" if record.updates == 1 else "s"
     message = "" if causes else f"No step was skipped in {record.updates} watched update{plural}."
     if silent:
-        causes.append(_unheard(silent))
+        causes.append(_unheard(silent, tool))
     return Explanation(tuple(causes), update, skips[-1].scale if skips else None, record.updates, message)
 
 
-def tell(record: Record) -> None:
+def tell(record: Record, tool: Tool) -> None:
     """Leave this rank's causes of the latest skip for rank 0."""
-    causes = [cause_of(skip, record.began(skip), _models.rank()) for skip in record.latest()]
+    causes = [cause_of(skip, record.began(skip), _models.rank(), tool) for skip in record.latest()]
     _ranks.tell(record.key, record.latest()[-1].update, [cause.as_dict() for cause in causes])
 
 
-def _unheard(ranks: list[int]) -> Cause:
+def _unheard(ranks: list[int], tool: Tool) -> Cause:
     names = ", ".join(map(str, ranks))
-    sentence = f"Nothing was heard from rank {names}: call diagnosis.watch(model, scaler) on every rank."
+    sentence = f"Nothing was heard from rank {names}: {tool.everywhere}."
     return Cause(Kind.UNKNOWN.value, None, (), (sentence,))
 
 

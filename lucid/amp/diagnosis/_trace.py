@@ -9,21 +9,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lucid.amp import _torch
 from lucid.amp.diagnosis import _models
+from lucid.amp.diagnosis._kept import Forward
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._replay import Replay, replay
 from lucid.amp.diagnosis._skips import Skip
-from lucid.amp.diagnosis._snapshot import Surroundings
+from lucid.amp.diagnosis._tools import CALLS, Tool
 from lucid.amp.diagnosis._trees import tensors_in
 
-__all__ = ["Forward", "Grown", "Tracer"]
+__all__ = ["Grown", "Trace", "Tracer"]
 
 GROWN = 100.0
 """Weights that became so many times larger since the watch began have diverged."""
@@ -50,21 +51,52 @@ class Trace:
     reproduced: bool
 
 
-@dataclass
-class Forward:
-    """One forward of the model, as far as it can be run again.
+class _Seen(NamedTuple):
+    """What was found out about a skip, for others of the same backward and for those that follow in a row.
 
     Attributes:
-        inputs: ``(args, kwargs)``, by reference, without their graph.
-        surroundings: the random state and autocast it ran in.
-        versions: how often each tensor of the inputs had been changed in place.
-        print: a number for each of the first tensors of the output, on the device.
+        trace: as in the skip.
+        grown: as in the skip.
+        notes: what was noted of it.
+        lacking: those of the notes that say why there is no trace.
     """
 
-    inputs: tuple[Any, Any]
-    surroundings: Surroundings
-    versions: list[int | None]
-    print: list[Tensor] = field(default_factory=list)
+    trace: Trace | None = None
+    grown: Grown | None = None
+    notes: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+
+class _Row:
+    """Updates in a row that were skipped for one kind of cause, by however many optimizers.
+
+    Attributes:
+        updates: how many.
+        now: what was seen in the latest of them, by the number of the backward pass.
+        before: what was seen in the one before.
+    """
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.now: dict[int, _Seen] = {}
+        self.before: dict[int, _Seen] = {}
+        self._update = -1
+
+    def come_to(self, update: int) -> None:
+        """Count an update, if it is a further one; begin anew if one between them was not skipped."""
+        if update == self._update:
+            return
+        follows = self.updates > 0 and update == self._update + 1
+        self.updates = self.updates + 1 if follows else 1
+        self.before, self.now, self._update = self.now, {}, update
+
+    def is_quiet(self) -> bool:
+        """Whether this update is one of many: only the 1st, 2nd, 4th, 8th … are looked into."""
+        return bool(self.updates & (self.updates - 1))
+
+    def earlier(self, number: int) -> _Seen:
+        """What was seen of such a skip in the update before, if possible of the same backward pass."""
+        return self.before.get(number) or next(iter(self.before.values()))
 
 
 class Tracer:
@@ -74,16 +106,23 @@ class Tracer:
         model: the module inside all wrappers.
         replays: whether a forward may be run again.
         save_batch: a file for the first batch that made a loss not finite, or None.
+        tool: in whose words the next move is told.
+
+    Attributes:
+        unsaved: why no batch was saved; empty where one was, or nobody wanted one.
     """
 
-    def __init__(self, model: nn.Module, replays: bool, save_batch: str | os.PathLike[str] | None) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, replays: bool, save_batch: str | os.PathLike[str] | None, tool: Tool = CALLS
+    ) -> None:
+        self.model, self.tool = model, tool
+        self.unsaved = "" if save_batch is None else "No loss was found that was not finite."
         self._save_batch = save_batch
-        self._refusal = _models.replay_refusal(model) if replays else "watch() was told replay=False"
+        self._refusal = _models.replay_refusal(model) if replays else tool.no_replay
         self._weights = _models.largest_weights(model)
         self._first: dict[str, float] | None = None
         self._order: list[str] = []
-        self._row: list[Skip] = []
+        self._rows: dict[Kind, _Row] = {}
 
     def trace(self, skip: Skip, forwards: list[Forward] | None) -> None:
         """Find the module of a skip, and write what was found into it.
@@ -92,25 +131,18 @@ class Tracer:
             skip: at which weights and gradients still are as they were.
             forwards: those that led to it; None where their inputs were not kept.
         """
-        kind = skip.verdict()[0]
-        if self._row and self._row[-1].verdict()[0] is not kind:
-            self._row = []
-        self._row.append(skip)
-        skip.grown = self._row[-2].grown if self._is_quiet() else self._grown()
-        if kind is Kind.LOSS or (kind is Kind.RANK and _models.ranks() == 1):
-            self._look_into(skip, forwards)
-        elif kind in (Kind.BACKWARD, Kind.EARLIER) and not self._order:
+        kind, number = skip.verdict()
+        row = self._rows.setdefault(kind, _Row())
+        row.come_to(skip.update)
+        if number not in row.now:
+            looked = self._noted_again if row.is_quiet() else self._seen
+            row.now[number] = looked(skip, forwards, row)
+        seen = row.now[number]
+        skip.trace, skip.grown = seen.trace, seen.grown
+        skip.notes += seen.notes
+        if kind in (Kind.BACKWARD, Kind.EARLIER) and not self._order:
             self._order = self._forward_order(forwards)
         skip.order = self._order
-
-    def _is_quiet(self) -> bool:
-        """Whether this skip is one of many in a row: only the 1st, 2nd, 4th, 8th … are looked into."""
-        row = len(self._row)
-        return bool(row & (row - 1))
-
-    def landed(self) -> None:
-        """An iteration without a skip ends a row of them."""
-        self._row = []
 
     def silent(self, forwards: list[Forward]) -> list[str]:
         """The modules whose output was zero throughout in a replay of the last forward."""
@@ -126,23 +158,48 @@ class Tracer:
                 return order
         return list(_models.module_names(self.model).values())
 
-    def _look_into(self, skip: Skip, forwards: list[Forward] | None) -> None:
-        """Replay a skip's forwards, unless it is one of many in a row."""
-        if self._is_quiet():
-            row = len(self._row)
-            skip.trace = self._row[-2].trace
-            skip.notes.append(f"{row} such skips came in a row; what is told of modules was seen at an earlier one.")
-            return
-        if forwards and self._save_batch is not None:
-            skip.notes.append(_save(self._save_batch, skip, forwards))
-            self._save_batch = None
-        if self._refusal is not None:
-            skip.notes.append(f"The forward was not run again: {self._refusal}.")
-        elif not forwards:
-            skip.notes.append(_UNSEEN if forwards is not None else _NOT_KEPT)
-        else:
-            skip.trace = self._replay(forwards)
-            skip.notes += _doubts(skip.trace, forwards)
+    def _seen(self, skip: Skip, forwards: list[Forward] | None, row: _Row) -> _Seen:
+        """Look into a skip; replay its forwards where they are to blame."""
+        grown = self._grown()
+        if not _begins_in_forward(skip):
+            return _Seen(grown=grown)
+        missing = () if forwards else (self._missing(skip, forwards),)
+        lacking = missing if self._refusal is None else (f"The forward was not run again: {self._refusal}.",)
+        saved = self._saved(skip, forwards, missing)
+        if lacking or not forwards:
+            return _Seen(None, grown, tuple(dict.fromkeys((*lacking, *saved))), lacking)
+        trace = self._replay(forwards)
+        return _Seen(trace, grown, (*saved, *_doubts(trace, forwards)))
+
+    def _noted_again(self, skip: Skip, forwards: list[Forward] | None, row: _Row) -> _Seen:
+        """One of many in a row: what was seen at an earlier one, without another look."""
+        earlier = row.earlier(skip.verdict()[1])
+        if not _begins_in_forward(skip):
+            return _Seen(grown=earlier.grown)
+        told = earlier.trace is not None and earlier.trace.replay.error is None
+        count = f"{row.updates} updates in a row were skipped for this"
+        notes = f"{count}; what is told of modules was seen at an earlier one." if told else f"{count}."
+        saved = self._saved(skip, forwards, ()) if forwards else ()
+        return _Seen(earlier.trace, earlier.grown, (*saved, notes, *earlier.lacking), earlier.lacking)
+
+    def _missing(self, skip: Skip, forwards: list[Forward] | None) -> str:
+        """Why there is nothing to run again, and what to do about it."""
+        if forwards is not None:
+            return _UNSEEN
+        passes = len(skip.passes)
+        return _NOT_KEPT.format(move=self.tool.keep.format(passes), passes=passes)
+
+    def _saved(self, skip: Skip, forwards: list[Forward] | None, missing: tuple[str, ...]) -> tuple[str, ...]:
+        """Save the first batch that can be had, if somebody wants it; what there is to say about it."""
+        if self._save_batch is None:
+            return ()
+        if not forwards:
+            self.unsaved = " ".join(missing)
+            return (*missing, "So no batch was saved.")
+        path, self._save_batch = self._save_batch, None
+        problem = _save(path, skip, forwards)
+        self.unsaved = problem or ""
+        return (problem or f"The batch was saved to {os.fspath(_models.path_of_rank(path))}.",)
 
     def _replay(self, forwards: list[Forward]) -> Trace:
         """Run the forwards in turn until one is not finite."""
@@ -176,7 +233,15 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 _UNSEEN = "No forward of the watched model was seen before this loss: it ran inside torch.compile, or not at all."
-_NOT_KEPT = "The inputs of that forward were no longer kept: watch(model, scaler, keep=...) keeps those of more."
+_NOT_KEPT = (
+    "The inputs of that forward were no longer kept; {move} keeps those of all {passes} backward passes of an update."
+)
+
+
+def _begins_in_forward(skip: Skip) -> bool:
+    """Whether the forward is to blame, so that running it again tells more."""
+    kind = skip.verdict()[0]
+    return kind is Kind.LOSS or (kind is Kind.RANK and _models.ranks() == 1)
 
 
 def _doubts(trace: Trace, forwards: list[Forward]) -> list[str]:
@@ -196,8 +261,8 @@ def _doubts(trace: Trace, forwards: list[Forward]) -> list[str]:
     return doubts
 
 
-def _save(path: str | os.PathLike[str], skip: Skip, forwards: list[Forward]) -> str:
-    """Write the batch, and say so. A disk that is full must not end a training."""
+def _save(path: str | os.PathLike[str], skip: Skip, forwards: list[Forward]) -> str | None:
+    """Write the batch; what went wrong, if anything did: a disk that is full must not end a training."""
     path = _models.path_of_rank(path)
     forward = forwards[-1]
     batch = {
@@ -211,4 +276,4 @@ def _save(path: str | os.PathLike[str], skip: Skip, forwards: list[Forward]) -> 
         torch.save(batch, path)
     except Exception as error:
         return f"The batch could not be saved to {os.fspath(path)}: {error}."
-    return f"The batch was saved to {os.fspath(path)}."
+    return None

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 from lucid.amp import _torch
 from lucid.amp.diagnosis import _models, _words
 from lucid.amp.diagnosis._events import Handle
+from lucid.amp.diagnosis._kept import Forward, Kept
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._outputs import Outputs
 from lucid.amp.diagnosis._record import Record, keep_record, record_of
 from lucid.amp.diagnosis._replay import fingerprint
 from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._snapshot import Surroundings
-from lucid.amp.diagnosis._trace import Forward, Tracer
+from lucid.amp.diagnosis._trace import Tracer
 from lucid.amp.diagnosis._trees import tensors_in, with_tensors
 from lucid.amp.diagnosis._words import Cause
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Watch", "watch"]
 
 logger = logging.getLogger("lucid.amp.diagnosis")
-
-AT_MOST = 8
-"""So many forwards of one backward are kept."""
 
 SAMPLED = 100
 """Whether gradients are zero throughout is looked at in every so many updates, and in the 1st, 2nd, 4th, 8th …"""
@@ -57,7 +54,7 @@ def watch(
     save_batch: str | os.PathLike[str] | None = None,
     *,
     report: Callable[[Explanation], None] | None = log,
-    keep: int = 1,
+    keep: int | None = None,
     replay: bool = True,
     outputs: int = 0,
 ) -> Watch:
@@ -77,8 +74,9 @@ def watch(
             ``args`` and ``kwargs`` of the forward, its ``random_state``, ``update`` and ``scale``.
         report: called with an :class:`Explanation` after each update with a skip, on rank 0; by default it goes to
             the logger ``lucid.amp.diagnosis``. None for silence.
-        keep: the inputs of how many backward passes are kept, where several are accumulated. They stay in
-            memory that much longer.
+        keep: the inputs of how many backward passes are kept, the latest ones, where several are accumulated. None
+            keeps those since the last ``update`` as far as they take 256 MiB beside the latest: the first ones. All
+            but the latest are let go of in ``update``.
         replay: False never runs a forward again; then a cause has a kind, and no module in the forward.
         outputs: measure, for :func:`ranges`, the gradients at every module's output in each N-th forward; 0
             for never. A forward that is measured is slower.
@@ -93,7 +91,7 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch() takes a module first, got {type(model).__name__}: watch(model, scaler)")
-    if keep < 1 or outputs < 0:
+    if (keep is not None and keep < 1) or outputs < 0:
         raise ValueError(f"keep must be at least 1 and outputs at least 0, got keep={keep}, outputs={outputs}")
     tracer = Tracer(_models.unwrapped(model), replay, save_batch)
     return Watch(model, scaler, tracer, report, keep, outputs)
@@ -108,7 +106,7 @@ class Watch(Handle):
         scaler: Any,
         tracer: Tracer,
         report: Callable[[Explanation], None] | None,
-        keep: int,
+        keep: int | None,
         outputs: int,
     ) -> None:
         self.model, self.tracer, self.report = tracer.model, tracer, report
@@ -116,8 +114,7 @@ class Watch(Handle):
         self._zeros: tuple[int, list[tuple[str, Tensor]]] = (-1, [])
         self._scaler = weakref.ref(scaler) if scaler is not None else _nothing
         self._places: list[torch.device] = []
-        self._forwards: deque[Forward] = deque(maxlen=AT_MOST)
-        self._groups: deque[tuple[int, list[Forward]]] = deque(maxlen=keep)
+        self.kept = Kept(keep)
         self.record = (record_of(scaler) if scaler is not None else None) or Record()
         handles: list[Any] = [self.record.attend(scaler, self)] if scaler is not None else []
         handles += [
@@ -133,8 +130,7 @@ class Watch(Handle):
             self.record.found = self.findings()
             for handle in handles:
                 handle.remove()
-            self._forwards.clear()
-            self._groups.clear()
+            self.kept.clear()
             if watch_of(self.model) is self:
                 del _watches[self.model]
 
@@ -149,13 +145,16 @@ class Watch(Handle):
             return
         inputs = with_tensors((args, kwargs), _without_graph)
         versions = [_torch.version(tensor) for tensor in tensors_in(inputs)]
-        self._forwards.append(Forward(inputs, Surroundings(self._devices()), versions))
+        self.kept.heard(Forward(inputs, Surroundings(self._devices()), versions))
         self.outputs.before()
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Keep a number of the output, to see later whether a replay gives the same."""
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._forwards:
-            self._forwards[-1].print = fingerprint(output)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        forward = self.kept.running()
+        if forward is not None:
+            forward.print = fingerprint(output)
             self.outputs.after()
 
     def _devices(self) -> list[torch.device]:
@@ -167,26 +166,23 @@ class Watch(Handle):
 
     def on_scaled(self, number: int) -> None:
         """The forwards since the last ``scale`` belong to this one, the ``number``-th since the last update."""
-        self._groups.append((number, list(self._forwards)))
-        self._forwards.clear()
+        self.kept.scaled(number)
 
     def on_skip(self, skip: Skip) -> None:
         """Trace a skip while weights, gradients and inputs are still there."""
-        number = skip.verdict()[1]
-        forwards = next((forwards for group, forwards in self._groups if group == number), None)
         try:
-            self.tracer.trace(skip, forwards)
+            self.tracer.trace(skip, self.kept.of(skip.verdict()[1]))
         except Exception as error:  # a diagnosis ends no training
             skip.notes.append(f"It could not be traced to a module: {type(error).__name__}: {error}.")
 
     def on_ended(self, update: int, skipped: bool) -> None:
         """Report a skip, on rank 0, once all optimizers had their turn; the other ranks tell it theirs."""
+        self.kept.ended()
         if skipped:
             first = next(watch for watch in self.record.watches() if watch.report == self.report)
             if first is self:
                 self._tell()
             return
-        self.tracer.landed()
         count = self.record.updates
         if count % SAMPLED == 0 or count & (count - 1) == 0:
             self._zeros = (update, _models.zero_gradients(self.model))
@@ -196,7 +192,7 @@ class Watch(Handle):
 
         scaler = self._scaler()
         if _models.ranks() > 1:
-            _explain.tell(self.record)
+            _explain.tell(self.record, self.tracer.tool)
         if scaler is not None and self.report is not None and _models.rank() == 0:
             self.report(_explain.explain(scaler))
 
@@ -208,10 +204,10 @@ class Watch(Handle):
         names = [name for name, zero in zeros if zero.item()]
         skipped_since = bool(self.record.skips) and self.record.skips[-1].update > update
         if names and not skipped_since:
-            forwards = self._groups[-1][1] if self._groups else []
+            forwards = self.kept.latest()
             half = any(forward.surroundings.in_float16 for forward in forwards)
             silent = self.tracer.silent(forwards)
-            found.append(_words.zero(names, len(zeros), silent, update, half, _models.rank()))
+            found.append(_words.zero(names, len(zeros), silent, update, half, _models.rank(), self.tracer.tool))
         return found
 
     def _scale(self) -> float:

@@ -15,9 +15,10 @@ from lucid.amp.diagnosis._kinds import ADVICE, Kind, Reason
 from lucid.amp.diagnosis._replay import Origin
 from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._spread import LARGEST
+from lucid.amp.diagnosis._tools import CALLS, Tool
 from lucid.amp.diagnosis._trace import Trace
 
-__all__ = ["Cause", "advice", "cause_of", "few", "half", "module_of", "number", "reason_of", "zero"]
+__all__ = ["Cause", "cause_of", "few", "half", "module_of", "number", "reason_of", "zero"]
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,18 @@ class Cause:
         )
 
 
-def cause_of(skip: Skip, since: int | None, rank: int) -> Cause:
+def cause_of(skip: Skip, since: int | None, rank: int, tool: Tool = CALLS) -> Cause:
     """The cause of a skip.
 
     Args:
         skip: what is known of it; read now where it was not read yet.
         since: the update whose gradients were left over, where the kind is ``STALE``.
         rank: of this process.
+        tool: in whose words the next move is told.
     """
     kind, _ = skip.verdict()
     reason = reason_of(skip)
-    sentences = [*_found(skip, since), *_grew(skip), *skip.notes, advice(kind, reason)]
+    sentences = [*_found(skip, since), *_grew(skip), *skip.notes, tool.advice(kind, reason)]
     where = _where(skip, kind, reason)
     return Cause(
         kind.value, reason.value if reason else None, where, tuple(sentences), skip.gradients(), skip.optimizer, rank
@@ -97,11 +99,6 @@ def _reason_in_float32(largest: float | None) -> Reason | None:
     if not math.isfinite(largest):
         return Reason.FORMULA
     return Reason.RANGE if largest > LARGEST else Reason.PRECISION
-
-
-def advice(kind: Kind, reason: Reason | None) -> str:
-    """What to do next."""
-    return ADVICE[reason] if reason is not None else ADVICE[kind]
 
 
 def module_of(parameter: str) -> str:
@@ -221,7 +218,9 @@ def half(parameters: list[str], rank: int) -> Cause:
     return Cause(Kind.HALF.value, None, modules, (found, ADVICE[Kind.HALF]), rank=rank)
 
 
-def zero(parameters: list[str], of: int, silent: list[str], update: int, half_precision: bool, rank: int) -> Cause:
+def zero(
+    parameters: list[str], of: int, silent: list[str], update: int, half_precision: bool, rank: int, tool: Tool = CALLS
+) -> Cause:
     """Parameters whose gradients were exactly zero throughout.
 
     Args:
@@ -231,13 +230,14 @@ def zero(parameters: list[str], of: int, silent: list[str], update: int, half_pr
         update: when that was seen.
         half_precision: whether the forward ran under float16.
         rank: of this process.
+        tool: in whose words the next move is told.
     """
     reason = Reason.DEAD if silent else Reason.FLUSHED if half_precision else None
     found = [f"At update {update} these gradients were exactly zero, {len(parameters)} of {of}: {few(parameters)}."]
     if silent:
         found.append(f"Nothing but zeros comes out of {few(silent)}.")
     modules = map(_place, silent[:1] or dict.fromkeys(map(module_of, parameters)))
-    found.append(advice(Kind.ZERO, reason))
+    found.append(tool.advice(Kind.ZERO, reason))
     return Cause(Kind.ZERO.value, reason.value if reason else None, tuple(modules), tuple(found), rank=rank)
 
 

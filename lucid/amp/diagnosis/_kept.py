@@ -1,0 +1,119 @@
+"""The forwards that can still be run again, and how much memory they may hold.
+
+Knows inputs by reference, and which backward pass since the last update each belongs to. Refuses to know why a
+forward is run again, and what it computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from lucid.amp.diagnosis._snapshot import Surroundings
+from lucid.amp.diagnosis._trees import tensors_in
+
+__all__ = ["Forward", "Kept"]
+
+AT_MOST = 8
+"""So many forwards of one backward are kept."""
+
+BOUND = 256 * 2**20
+"""Bytes that the inputs of an update's earlier backward passes may take, where nobody says how many to keep.
+
+Beside what a backward itself needs that is little: as much as weight, gradient and Adam's two moments of 16 million
+parameters. It holds a thousand passes of token numbers, and a dozen of 32 photographs.
+"""
+
+BESIDE = 32 * 2**10
+"""Bytes that a forward takes beside its inputs, at most: Python's random state is a tuple of 625 numbers."""
+
+
+@dataclass
+class Forward:
+    """One forward of the model, as far as it can be run again.
+
+    Attributes:
+        inputs: ``(args, kwargs)``, by reference, without their graph.
+        surroundings: the random state and autocast it ran in.
+        versions: how often each tensor of the inputs had been changed in place.
+        print: a number for each of the first tensors of the output, on the device.
+    """
+
+    inputs: tuple[Any, Any]
+    surroundings: Surroundings
+    versions: list[int | None]
+    print: list[Tensor] = field(default_factory=list)
+
+    def nbytes(self) -> int:
+        """How much memory it holds, if nobody else holds the inputs."""
+        return BESIDE + sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(self.inputs))
+
+
+class Kept:
+    """The forwards of one model since the last update, by backward pass.
+
+    Args:
+        backwards: of how many backward passes, the latest ones. None keeps the first ones, where an overflow that
+            is met everywhere begins, as far as ``BOUND`` goes, and the latest.
+    """
+
+    def __init__(self, backwards: int | None) -> None:
+        self._backwards = backwards
+        self._open: deque[Forward] = deque(maxlen=AT_MOST)
+        self._passes: deque[tuple[int, list[Forward]]] = deque(maxlen=backwards)
+        self._held = 0
+
+    def __len__(self) -> int:
+        """Of how many backward passes there is something."""
+        return len(self._passes)
+
+    def heard(self, forward: Forward) -> None:
+        """Keep a forward; which backward it belongs to is not known yet."""
+        self._open.append(forward)
+
+    def running(self) -> Forward | None:
+        """The forward that was heard last, unless a backward has taken it."""
+        return self._open[-1] if self._open else None
+
+    def scaled(self, number: int) -> None:
+        """What was heard since the last backward belongs to this one, the ``number``-th since the last update."""
+        if number == 0:
+            self._forget()
+        elif self._backwards is None and self._passes:
+            self._make_room()
+        self._passes.append((number, list(self._open)))
+        self._open.clear()
+
+    def of(self, number: int) -> list[Forward] | None:
+        """The forwards of a backward pass of this update; None where they are not kept."""
+        return next((forwards for its, forwards in self._passes if its == number), None)
+
+    def latest(self) -> list[Forward]:
+        """The forwards of the latest backward pass."""
+        return self._passes[-1][1] if self._passes else []
+
+    def ended(self) -> None:
+        """The update is over: only its latest backward pass stays."""
+        while len(self._passes) > 1:
+            self._passes.popleft()
+        self._held = 0
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._open.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._passes.clear()
+        self._held = 0
+
+    def _make_room(self) -> None:
+        """The latest pass is the latest no more: it stays within the bound, or goes."""
+        nbytes = sum(forward.nbytes() for forward in self.latest())
+        if self._held + nbytes > BOUND:
+            self._passes.pop()
+        else:
+            self._held += nbytes
