@@ -39,6 +39,8 @@ def test_a_loss_that_is_not_finite_is_the_cause() -> None:
     assert loop.told().kind == "loss not finite"
     assert "update 1, scale 65,536" in str(loop.told())
     assert "SGD" in str(loop.told())
+    assert "Which layer it was is not known" in str(loop.told())
+    assert "Call diagnosis.watch(model, scaler) before training" in str(loop.told())
 
 
 def test_a_backward_that_overflows_from_a_finite_loss() -> None:

@@ -23,6 +23,7 @@ import torch
 import lucid
 from lucid.amp._journal import read_lines
 from lucid.amp.cli import main
+from lucid.amp.cli.report._build import content_of
 from lucid.amp.cli.report._findings import findings
 from lucid.amp.cli.report._run import read
 from lucid.amp.history import History
@@ -341,6 +342,108 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     assert facts(folder)["models"][0]["name"] == "model"
     assert "1 of 8 updates was skipped" in done.err
     assert str(folder / "report.html") in done.err
+
+
+ACCUMULATES = """
+import torch
+from torch import nn
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x * x
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), Square(), nn.Linear(8, 2))
+first, second = torch.optim.SGD(model[0].parameters(), lr=1e-3), torch.optim.Adam(model[2].parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for update in range(8):
+    for optimizer in (first, second):
+        optimizer.zero_grad()
+    for micro in range(4):
+        x = torch.randn(8, 4) * (2000 if BAD else 1)
+        with torch.autocast("cpu", torch.float16):
+            loss = model(x).float().square().mean() / 4
+        scaler.scale(loss).backward()
+    for optimizer in (first, second):
+        scaler.step(optimizer)
+    scaler.update()
+"""
+ACCUMULATIONS = {"every": "True", "first": "micro == 0", "middle": "micro == 2", "later": "update > 3 and micro == 1"}
+
+
+@pytest.mark.parametrize("scaler", ["script", "lucid"])
+@pytest.mark.parametrize("name", ACCUMULATIONS)
+def test_the_layer_is_told_in_whichever_micro_batch(name: str, scaler: str, tmp_path: Path) -> None:
+    """With four backward passes an update and two optimizers: the layer, the reason, the batch; nothing is doubled."""
+    text = ACCUMULATES.replace("BAD", ACCUMULATIONS[name])
+    done = in_child(["run", "--scaler", scaler, "--save-batch", script(tmp_path, text)], tmp_path)
+    assert done.status == 0
+    assert 'The loss was not finite, in "1": an output beyond float16\'s 65504' in done.err
+    assert "times 65504" in done.err
+    batch = torch.load(tmp_path / "lucid-run" / "batch.pt", weights_only=False)
+    assert batch["args"][0].abs().max() > 1000
+    assert "wrote no batch" not in done.err
+    content = content_of(read(tmp_path / "lucid-run"))
+    (table,) = [section.table for section in content.sections if section.key == "skips"]
+    assert table is not None
+    for *_, found in table.rows:
+        assert found.words.startswith("SGD, Adam: The loss of backward ")
+        assert found.words.count("The loss of backward") == 1
+
+
+def test_what_is_not_kept_is_told_in_the_words_of_run(tmp_path: Path) -> None:
+    """``--keep 1`` of four: the terminal and the page say which option keeps more, and why no batch was written."""
+    text = ACCUMULATES.replace("BAD", "micro == 0")
+    done = in_child(["run", "--keep", 1, "--save-batch", script(tmp_path, text)], tmp_path)
+    assert done.status == 0
+    folder = tmp_path / "lucid-run"
+    told = " ".join(done.err.split())
+    move = "The inputs of that forward were no longer kept; lucid-amp run --keep 4 keeps those of all 4 backward passes"
+    assert move in told
+    assert f"--save-batch wrote no batch. {move}" in told
+    assert not (folder / "batch.pt").exists()
+    page = (folder / "report.html").read_text("utf-8")
+    assert move in page and "--save-batch wrote no batch" in page
+    assert "watch(" not in page
+    again = in_child(["run", "--keep", 4, script(tmp_path, text)], tmp_path)
+    assert 'The loss was not finite, in "1"' in again.err
+
+
+UNSAVED = {
+    "all is well": (TRAIN.replace("step == 3", "False"), [], "No loss was found that was not finite."),
+    "nobody watches": (TRAIN, ["--no-watch"], "--no-watch was given, and inputs are kept where models are watched."),
+    "no scaler": ("import torch", [], "No scaler was at work."),
+    "no model": (
+        "import torch; s = torch.amp.GradScaler('cpu'); s.scale(torch.ones(1)); s.update(1.0)",
+        [],
+        "No model was called by the script itself, on its main thread.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSAVED)
+def test_a_batch_that_was_asked_for_and_not_written_is_told_of(name: str, tmp_path: Path) -> None:
+    """In the terminal and among what is to be known: why ``--save-batch`` wrote nothing."""
+    text, options, why = UNSAVED[name]
+    done = in_child(["run", *options, "--save-batch", script(tmp_path, text)], tmp_path)
+    assert done.status == 0
+    assert f"--save-batch wrote no batch. {why}" in " ".join(done.err.split())
+    assert facts(tmp_path / "lucid-run")["notes"] == [f"--save-batch wrote no batch. {why}"]
+
+
+@pytest.mark.parametrize("scaler", ["script", "lucid"])
+def test_without_a_watch_the_next_move_is_an_option_of_run(scaler: str, tmp_path: Path) -> None:
+    """``--no-watch`` hides the cause; what is advised is to leave that out, not a call that the user never made."""
+    text = TRAIN.replace("step == 3", "step > 2")
+    done = in_child(["run", "--no-watch", "--scaler", scaler, script(tmp_path, text)], tmp_path)
+    assert "lucid-amp run watches a model where it is not told --no-watch" in " ".join(done.err.split())
+    assert "diagnosis." not in done.err
+
+
+def test_without_replay_the_option_is_named(tmp_path: Path) -> None:
+    """What hides the module is told as it was said: ``--no-replay``."""
+    done = in_child(["run", "--no-replay", script(tmp_path, TRAIN)], tmp_path)
+    assert "The forward was not run again: --no-replay was given." in " ".join(done.err.split())
 
 
 def test_scalers_alone_are_watched_on_demand(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def explained(scaler: Any, tool: Tool) -> Explanation:
         return _from_record(record, tool)
     if lucid:
         return _from_lucid(scaler, tool)
-    return Explanation((), message=f"{_NOBODY_LISTENED} {tool.unknown}")
+    return Explanation((), message=f"{_NOBODY_LISTENED} {tool.watch}")
 
 
 _NOBODY_LISTENED = (

@@ -21,14 +21,14 @@ class Tool:
         keep: what keeps the inputs of ``{}`` backward passes.
         no_replay: what made that no forward is run again.
         everywhere: what makes every rank tell its causes.
-        unknown: what to do where nobody listened.
+        watch: what makes that a model is watched, as a sentence.
         own: advice that differs from what a call in a script is told.
     """
 
     keep: str
     no_replay: str
     everywhere: str
-    unknown: str
+    watch: str
     own: Mapping[Kind | Reason, str] = field(default_factory=dict)
 
     def advice(self, kind: Kind, reason: Reason | None) -> str:
@@ -41,21 +41,21 @@ CALLS = Tool(
     keep="watch(model, scaler, keep={})",
     no_replay="watch() was told replay=False",
     everywhere="call diagnosis.watch(model, scaler) on every rank",
-    unknown="Call diagnosis.watch(model, scaler) before training, then ask again.",
+    watch="Call diagnosis.watch(model, scaler) before training, then ask again.",
 )
 
-_UNWATCHED = (
-    "It is known where lucid-amp run watches the model: without --no-watch, and where the script itself calls the "
-    "model, uncompiled, on its main thread."
+_WATCHES = (
+    "lucid-amp run watches a model where it is not told --no-watch, and where the script itself calls the model, "
+    "on its main thread."
 )
 
 RUN = Tool(
     keep="lucid-amp run --keep {}",
     no_replay="--no-replay was given",
     everywhere="start every rank with lucid-amp run",
-    unknown=_UNWATCHED,
+    watch=_WATCHES,
     own={
-        Kind.UNKNOWN: f"Whether the loss itself was finite is not known. {_UNWATCHED}",
+        Kind.UNKNOWN: f"Whether the loss itself was finite is known where the model is watched. {_WATCHES}",
         Reason.FLUSHED: "Raise the scale: the table of the gradients' ranges says to what.",
     },
 )

@@ -24,7 +24,10 @@ from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._tools import CALLS, Tool
 from lucid.amp.diagnosis._trees import tensors_in
 
-__all__ = ["Grown", "Trace", "Tracer"]
+__all__ = ["ALL_FINITE", "Grown", "Trace", "Tracer"]
+
+ALL_FINITE = "No loss was found that was not finite."
+"""Why no batch was saved, if nothing worse is known."""
 
 GROWN = 100.0
 """Weights that became so many times larger since the watch began have diverged."""
@@ -116,7 +119,7 @@ class Tracer:
         self, model: nn.Module, replays: bool, save_batch: str | os.PathLike[str] | None, tool: Tool = CALLS
     ) -> None:
         self.model, self.tool = model, tool
-        self.unsaved = "" if save_batch is None else "No loss was found that was not finite."
+        self.unsaved = "" if save_batch is None else ALL_FINITE
         self._save_batch = save_batch
         self._refusal = _models.replay_refusal(model) if replays else tool.no_replay
         self._weights = _models.largest_weights(model)

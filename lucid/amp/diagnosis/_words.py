@@ -67,11 +67,15 @@ def cause_of(skip: Skip, since: int | None, rank: int, tool: Tool = CALLS) -> Ca
     """
     kind, _ = skip.verdict()
     reason = reason_of(skip)
-    sentences = [*_found(skip, since), *_grew(skip), *skip.notes, tool.advice(kind, reason)]
+    unwatched = [f"{_UNWATCHED} {tool.watch}"] if kind is Kind.LOSS and not skip.watched else []
+    sentences = [*_found(skip, since), *_grew(skip), *skip.notes, *unwatched, tool.advice(kind, reason)]
     where = _where(skip, kind, reason)
     return Cause(
         kind.value, reason.value if reason else None, where, tuple(sentences), skip.gradients(), skip.optimizer, rank
     )
+
+
+_UNWATCHED = "Which layer it was is not known, for no model with these parameters was watched."
 
 
 def reason_of(skip: Skip) -> Reason | None:

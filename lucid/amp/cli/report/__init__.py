@@ -67,14 +67,19 @@ def draw(folder: Path) -> Content:
     return content
 
 
-def sum_up(content: Content, folder: Path) -> None:
-    """Print the verdict and the most useful findings to standard error, which is not the script's output."""
+def sum_up(content: Content, folder: Path, more: str = "") -> None:
+    """Print the verdict, the most useful findings and what is to be told besides to standard error.
+
+    That is not the script's output.
+    """
     lines = ["", f"lucid-amp: {content.title}: {content.verdict}"]
     for finding in content.findings[:MOST_USEFUL]:
         lines += ["", f"  {finding.title}"]
-        lines += _wrapped(finding.facts[:3])
+        lines += _wrapped(finding.facts)
         if finding.advice:
             lines += _wrapped([f"→ {finding.advice}"])
+    if more:
+        lines += ["", *_wrapped([more], "  ")]
     lines += ["", f"  {folder / 'report.html'}"]
     say("\n".join(lines))
 
@@ -87,6 +92,8 @@ def say(text: str) -> None:
             print(text.encode(encoding, "replace").decode(encoding), file=sys.stderr)
 
 
-def _wrapped(sentences: tuple[str, ...] | list[str]) -> list[str]:
+def _wrapped(sentences: tuple[str, ...] | list[str], indent: str = "    ") -> list[str]:
     text = " ".join(sentences).replace("`", "")
-    return textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    return textwrap.wrap(
+        text, 96, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -109,8 +109,7 @@ SKIPS = (
 
 
 def _skip_row(record: Any, told: dict[str, Any] | None) -> tuple[Cell, ...]:
-    causes = told["causes"] if told else []
-    found = " ".join(sentence for cause in causes[:2] for sentence in cause["sentences"][:-1])
+    found = " ".join(_found(told["causes"])) if told else ""
     return (
         Cell(f"{record.step:,}", record.step),
         Cell(power(record.scale), record.scale),
@@ -118,6 +117,18 @@ def _skip_row(record: Any, told: dict[str, Any] | None) -> tuple[Cell, ...]:
         Cell(", ".join(record.where) or "–"),
         Cell(found or "–"),
     )
+
+
+def _found(causes: list[dict[str, Any]]) -> Iterator[str]:
+    """What was seen, once for all optimizers of which the same is told; whose it is where there are several."""
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for cause in causes:
+        rank = f"rank {cause['rank']}" if any(other["rank"] != cause["rank"] for other in causes) else ""
+        owner = " ".join(filter(None, (rank, cause.get("optimizer"))))
+        owners.setdefault(tuple(cause["sentences"][:-1]), []).append(owner)
+    for sentences, its in owners.items():
+        names = ", ".join(filter(None, its)) if len(causes) > 1 else ""
+        yield f"{names}: {' '.join(sentences)}" if names else " ".join(sentences)
 
 
 def _in_words(scaler: ScalerRun) -> str:

@@ -15,6 +15,7 @@ from lucid.amp.cli.report._run import ScalerRun
 from lucid.amp.cli.report._text import plural, power
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._ranges_shown import percent
+from lucid.amp.diagnosis._tools import RUN
 from lucid.amp.history import Record
 
 __all__ = ["of_skips", "title_of"]
@@ -116,7 +117,8 @@ def _finding(group: Group, history: Sequence[Record], name: str) -> Finding:
     if kind in BENIGN and often:
         weight = "act" if _longest_row(records) >= ROW else "look"
     title = f"{title_of(kind, cause)} ({plural(len(records), 'update')})"
-    return Finding(weight, title, facts, sentences[-1] if sentences else "")
+    advice = sentences[-1] if sentences else RUN.advice(Kind(kind or Kind.UNKNOWN), None)
+    return Finding(weight, title, facts, advice)
 
 
 def _gist(records: Sequence[Record], history: Sequence[Record], name: str) -> Iterator[str]:

@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-replay", action="store_true", help="do not run a forward again to find where it stopped being finite"
     )
     parser.add_argument(
+        "--keep", metavar="N", type=_positive,
+        help="where gradients are accumulated: keep the inputs of the last N backward passes of an update, so that a "
+        "forward among them can be run again (default: of all, the first ones as far as they take 256 MiB)",
+    )  # fmt: skip
+    parser.add_argument(
         "--save-batch", action="store_true", help="keep the inputs at which the model failed, as batch.pt"
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     script = Script.from_words(args.module or args.script, is_module=args.module is not None)
     report.check()
     folder = Folder.choose(args.out)
-    options = Options(args.every, not args.no_watch, not args.no_replay, args.save_batch)
+    options = Options(args.every, not args.no_watch, not args.no_replay, args.save_batch, args.keep)
     observer = Observer(script, folder, options)
     ending = ""
     try:
@@ -81,7 +86,7 @@ def _tell(observer: Observer, ending: str) -> None:
     try:
         observer.end(ending)
         if folder.rank == 0:
-            report.sum_up(report.draw(folder.path), folder.path)
+            report.sum_up(report.draw(folder.path), folder.path, observer.unsaved())
     except (Exception, KeyboardInterrupt) as error:
         report.say(f"lucid-amp run: the report could not be drawn ({type(error).__name__}: {error}).")
         report.say(f"What was recorded is in {folder.path}; lucid-amp report draws it again.")

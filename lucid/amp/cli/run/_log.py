@@ -18,7 +18,11 @@ from lucid.amp._journal import Journal
 from lucid.amp.cli.run._harmless import harmless
 from lucid.amp.cli.run._sampler import Sampler
 from lucid.amp.diagnosis._events import listen
+from lucid.amp.diagnosis._explain import explained
 from lucid.amp.diagnosis._kinds import Kind
+from lucid.amp.diagnosis._models import unwrapped
+from lucid.amp.diagnosis._tools import RUN
+from lucid.amp.diagnosis._trace import ALL_FINITE, Tracer
 from lucid.amp.history import History
 
 if TYPE_CHECKING:
@@ -39,12 +43,14 @@ class Options:
         watch: watch modules, not scalers only.
         replay: run a forward again to find where it stopped being finite.
         save_batch: keep the inputs of the first such forward.
+        keep: the inputs of how many backward passes of an update are kept; None leaves it to the watch.
     """
 
     every: int = 100
     watch: bool = True
     replay: bool = True
     save_batch: bool = False
+    keep: int | None = None
 
 
 class ScalerLog:
@@ -69,6 +75,7 @@ class ScalerLog:
         self._sampler = Sampler(self.options.every, folder.file("ranges.json", number), self.note)
         self.history = History(path=folder.file("updates.jsonl", number))
         self._watches: list[weakref.ref[diagnosis.Watch]] = []
+        self._unsaved: dict[int, str] = {}
         self._ears = listen(scaler, self)
 
     @property
@@ -99,10 +106,11 @@ class ScalerLog:
     @harmless
     def _explain(self, scaler: Any) -> None:
         """Ask why; write it in full, the first causes all, then ever fewer of a row that has no end."""
-        self._explanation = diagnosis.explain(scaler)
+        self._explanation = explained(scaler, RUN)
         self._told += 1
         if self._told <= TOLD or self._told & (self._told - 1) == 0:
             self._causes.append(self.history.next_step, self._explanation.as_dict())
+        self._see_whether_saved()
 
     @harmless
     def _sample(self, scaler: Any, update: ScaleUpdate) -> None:
@@ -114,7 +122,7 @@ class ScalerLog:
 
     def _look(self, scaler: Any) -> None:
         """Write down what is wrong without a skip, when that has changed."""
-        causes = diagnosis.explain(scaler).causes
+        causes = explained(scaler, RUN).causes
         wrong = [cause.as_dict() for cause in causes if cause.kind in WITHOUT_SKIP]
         if wrong != self._wrong:
             self._causes.append(self.history.next_step, {"without_skip": True, "causes": wrong})
@@ -127,10 +135,23 @@ class ScalerLog:
         if model is None or scaler is None or not self.enabled:
             return
         rows = self.options.every if self.observer.folder.rank == 0 else 0
-        watch = diagnosis.watch(model, scaler, self._batch, report=None, replay=self.options.replay, outputs=rows)
+        tracer = Tracer(unwrapped(model), self.options.replay, self._batch, RUN)
+        watch = diagnosis.Watch(model, scaler, tracer, None, self.options.keep, rows)
         # Held by the model's hooks: a model that the script lets go takes its watch along.
         self._watches.append(weakref.ref(watch))
         self._sampler.add(name, watch)
+
+    def unsaved(self) -> str:
+        """Why no batch was saved; empty where one was."""
+        self._see_whether_saved()
+        reasons = set(self._unsaved.values())
+        if not reasons:
+            return "No model was called by the script itself, on its main thread."
+        return "" if "" in reasons else next(iter(reasons - {ALL_FINITE}), ALL_FINITE)
+
+    def _see_whether_saved(self) -> None:
+        """Ask the watches, before their models are gone."""
+        self._unsaved |= {n: watch.tracer.unsaved for n, find in enumerate(self._watches) if (watch := find())}
 
     @harmless
     def close(self) -> None:

@@ -23,6 +23,7 @@ from lucid.amp.cli.run._harmless import harmless
 from lucid.amp.cli.run._log import Options, PlainLog, ScalerLog
 from lucid.amp.cli.run._notice import Notice
 from lucid.amp.cli.run._script import Script
+from lucid.amp.diagnosis._trace import ALL_FINITE
 
 TOO_LATE = ("OMP_", "MKL_", "KMP_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """How the names of variables begin that PyTorch reads while it is loaded, which was before the script."""
@@ -77,6 +78,9 @@ class Observer:
 
     def end(self, ending: str) -> None:
         """Close all files; ``ending`` says how the script ended."""
+        unsaved = self.unsaved()
+        if unsaved:
+            self.note(unsaved)
         for log in self.scalers:
             log.close()
         self.plain.close()
@@ -88,6 +92,21 @@ class Observer:
             )
         self.facts.update(ended=time.time(), ending=ending)
         self._write()
+
+    def unsaved(self) -> str:
+        """Why the batch that was asked for was not saved; empty where it was, or none was asked for."""
+        if not self.options.save_batch:
+            return ""
+        reasons = [log.unsaved() for log in self.scalers if log.enabled]
+        if "" in reasons:
+            return ""
+        if not reasons:
+            why = "No scaler was at work."
+        elif not self.options.watch:
+            why = "--no-watch was given, and inputs are kept where models are watched."
+        else:
+            why = max(reasons, key=lambda reason: reason != ALL_FINITE)
+        return f"--save-batch wrote no batch. {why}"
 
     def _write(self) -> None:
         scalers = [log.facts for log in self.scalers]
