@@ -1,7 +1,14 @@
 """When a collapse of the scale is spoken of, and how often."""
 
-import pytest
+import math
+import warnings
+from typing import Any
 
+import pytest
+import torch
+from torch import nn
+
+from lucid.amp import GradScaler
 from lucid.amp._alarm import Alarm
 from lucid.amp._schedule import ScaleUpdate
 
@@ -85,3 +92,40 @@ def test_the_names_are_those_of_the_last_update(names: list[str], skipped: tuple
         messages += list(alarm.messages(update, lambda: names))
     assert expected in messages[0]
     assert "'w5'" not in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ([torch.optim.SGD], "Not finite at the last skip: 'w0'."),
+        ([torch.optim.SGD, torch.optim.Adam], "Not finite at the last skip: 'SGD: w0', 'Adam: w1'."),
+        ([torch.optim.SGD, torch.optim.SGD], "Not finite at the last skip: 'SGD 1: w0', 'SGD 2: w1'."),
+    ],
+)
+def test_whose_parameter_it_is_stands_before_its_name(kinds: list[Any], expected: str) -> None:
+    """Where several optimizers are stepped: by class, and by number where two of one class were skipped."""
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in kinds]
+    optimizers = [kind([(f"w{n}", parameters[n])], lr=0.1) for n, kind in enumerate(kinds)]
+    scaler = GradScaler(2.0**60)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(25):
+            for parameter, optimizer in zip(parameters, optimizers, strict=True):
+                parameter.grad = torch.tensor([math.nan])
+                scaler.step(optimizer)
+            scaler.update()
+    (message,) = [str(one.message) for one in caught]
+    assert expected in message
+
+
+def test_of_two_optimizers_the_one_that_was_skipped_is_named() -> None:
+    """One of the two lands each time: its parameters are not told of, and the other's are told with its class."""
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([parameters[0]]), torch.optim.Adam([parameters[1]])]
+    scaler = GradScaler(2.0**60)
+    with pytest.warns(UserWarning, match="at the last skip: 'Adam: group 0, parameter 0'\\."):
+        for _ in range(25):
+            for value, parameter, optimizer in zip((1.0, math.inf), parameters, optimizers, strict=True):
+                parameter.grad = torch.tensor([value])
+                scaler.step(optimizer)
+            scaler.update()

@@ -202,3 +202,25 @@ def test_updates_in_a_row_are_counted_not_optimizers(make: Callable[..., Any]) -
     causes = explain(training.scaler).causes
     assert [cause.where for cause in causes] == [("1",), ("1",)]
     assert all(sum("3 updates in a row" in sentence for sentence in cause.sentences) == 1 for cause in causes)
+
+
+def test_the_head_counts_updates_and_names_optimizers_where_there_are_several(make: Callable[..., Any]) -> None:
+    """One update that two optimizers skipped is not two steps one after the other."""
+    for optimizers, head in (
+        (1, "1 step skipped at update 0, scale 4:"),
+        (2, "The steps of 2 optimizers were skipped at update 0, scale 4:"),
+    ):
+        training = Training(make(init_scale=4.0), optimizers)
+        training.update(400)
+        assert str(explain(training.scaler)).splitlines()[0] == head
+
+
+def test_a_row_of_which_nothing_is_told_of_modules_does_not_speak_of_them(make: Callable[..., Any]) -> None:
+    """Without a replay a row is counted, and why nothing is known of modules stands beside it, each time."""
+    training = Training(make(init_scale=2.0**10), replay=False)
+    for number in range(1, 4):
+        training.update(400)
+        text = str(explain(training.scaler))
+        assert "watch() was told replay=False" in text
+        assert "what is told of modules" not in text
+        assert ("3 updates in a row were skipped for this." in text) is (number == 3)

@@ -347,6 +347,38 @@ def test_bars_stand_where_the_gradients_are() -> None:
     assert axes.get_title(loc="right") == "zero 20.0 %"
 
 
+HOPELESS = {
+    "all NaN": ([math.nan] * 4, "NaN 100 %"),
+    "all inf": ([math.inf] * 4, "inf 100 %"),
+    "all inf or NaN": ([math.inf, math.nan] * 2, "inf 50.0 %, NaN 50.0 %"),
+}
+
+
+@pytest.mark.parametrize("words", HOPELESS)
+@pytest.mark.parametrize("scale", [None, 2.0**-104])
+def test_a_panel_without_a_finite_element_says_so(words: str, scale: float | None) -> None:
+    """Instead of an empty panel with an axis of nothing: what the gradient consists of."""
+    pytest.importorskip("matplotlib", reason="matplotlib comes with the demo extra")
+    gradient, title = HOPELESS[words]
+    model = nn.Linear(4, 1, bias=False)
+    model.weight.grad = torch.tensor([gradient])
+    scaler = None if scale is None else GradScaler(scale)
+    axes = ranges(model, scaler).plot().axes[0]
+    assert [text.get_text() for text in axes.texts] == [words]
+    assert axes.get_title(loc="right") == title
+    assert list(axes.get_yticks()) == []
+
+
+def test_what_is_not_finite_in_part_stands_over_the_panel() -> None:
+    """A quarter of the elements is NaN and a quarter inf, a quarter zero: told beside the bars of the rest."""
+    pytest.importorskip("matplotlib", reason="matplotlib comes with the demo extra")
+    model = nn.Linear(4, 1, bias=False)
+    model.weight.grad = torch.tensor([[math.nan, math.inf, 0.0, 1.0]])
+    axes = ranges(model).plot().axes[0]
+    assert axes.get_title(loc="right") == "zero 25.0 %, inf 25.0 %, NaN 25.0 %"
+    assert list(axes.texts) == []
+
+
 def test_the_picture_of_many_shows_some() -> None:
     """The first, the last and those between at even distances; the title says how many."""
     pytest.importorskip("matplotlib", reason="matplotlib comes with the demo extra")

@@ -155,7 +155,20 @@ def test_the_gravest_comes_first_and_then_the_most_frequent(folder: Folder) -> N
 def test_a_scale_below_one_is_told(folder: Folder) -> None:
     """A collapsed scale is named with its value."""
     folder.updates([BACKWARD] * 3 + [None] * 60, scale=4.0)
-    assert ("look", "The scale fell to 0.5") in folder.findings()
+    (finding,) = [finding for finding in folder.told() if finding.title == "The scale fell to 2⁻¹"]
+    assert finding.weight == "look"
+    assert finding.advice.startswith("Take a mean instead of a sum in the loss")
+
+
+@pytest.mark.parametrize("kind", [LOSS, STALE])
+def test_a_collapse_that_follows_from_something_else_says_so(folder: Folder, kind: str) -> None:
+    """Where no scale could help, the fall is a consequence: no sum in the loss is blamed, and the way back is told."""
+    folder.updates([BACKWARD] * 2 + [kind] * 104, scale=4.0)
+    _, fall = [finding for finding in folder.told() if finding.weight != "fine"]
+    assert fall.title == "The scale fell to 2⁻¹⁰⁴"
+    assert fall.facts == ("It fell 106 times, 104 of them at updates that no lower scale could help: told above.",)
+    assert "mean" not in fall.advice
+    assert "`scaler.update(65536.0)`" in fall.advice and "2,000 updates" in fall.advice
 
 
 def test_two_scalers_are_told_apart(folder: Folder) -> None:
@@ -258,6 +271,32 @@ def test_a_run_without_a_scaler_is_asked_whether_float16_would_work(folder: Fold
         "What float16 would make of these gradients",
     ]
     assert "float16 would work here for these gradients, with a scale near" in told[1].facts[1]
+
+
+def test_what_both_optimizers_tell_is_told_once_with_their_names(folder: Folder) -> None:
+    """In the list of skips: the classes before what was seen, each sentence once; none where there is one."""
+    folder.updates([LOSS, LOSS, LOSS])
+    same, other = cause(LOSS), {**cause(LOSS), "sentences": ["Else.", "Advice."]}
+    journal = Journal(folder.path / "causes.jsonl")
+    journal.append(1, {"causes": [{**same, "optimizer": "SGD"}, {**same, "optimizer": "Adam"}]})
+    journal.append(2, {"causes": [{**same, "optimizer": "SGD"}, {**other, "optimizer": "Adam", "rank": 1}]})
+    journal.close()
+    (table,) = [section.table for section in folder.content().sections if section.key == "skips"]
+    assert table is not None
+    assert [row[-1].words for row in table.rows] == [
+        f"Seen: {LOSS}.",
+        f"SGD, Adam: Seen: {LOSS}.",
+        f"rank 0 SGD: Seen: {LOSS}. rank 1 Adam: Else.",
+    ]
+
+
+def test_the_summary_shows_every_fact_and_wraps_it(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last fact of a finding is often the best one; what is long goes on in the next line."""
+    facts = tuple(f"This is the fact with the number {n} and a few more words." for n in range(9))
+    report.sum_up(Content("t", "", "", findings=(Finding("act", "t", facts),)), folder.path)
+    said = capsys.readouterr().err
+    assert " ".join(facts) in " ".join(said.split())
+    assert max(map(len, said.splitlines()[:-1])) <= 100
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -138,7 +138,19 @@ class Events:
                 hook(self, update)
 
     def _names_not_finite(self) -> list[str]:
-        return [cause.name for skip in self._skips for cause in skip.counts.read()]
+        """What was not finite at the last skip, with the optimizer that it belongs to where there are several."""
+        several = self.last_update is not None and len(self.last_update.skipped) > 1
+        owners = [f"{owner}: " if several else "" for owner in _told_apart([skip.optimizer for skip in self._skips])]
+        skips = zip(owners, self._skips, strict=True)
+        return [owner + cause.name for owner, skip in skips for cause in skip.counts.read()]
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Names of classes, with a number where one comes more than once."""
+    return [
+        f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
 
 
 def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:

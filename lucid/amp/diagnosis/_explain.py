@@ -7,6 +7,7 @@ data. Refuses to find anything out itself.
 from __future__ import annotations
 
 import html
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +91,15 @@ class Explanation:
     def _head(self) -> str:
         if self.message:
             return self.message
-        skipped = sum(cause.optimizer is not None for cause in self.causes)
-        if not skipped:
+        # Each rank tells of each optimizer.
+        ranks = Counter(cause.rank for cause in self.causes if cause.optimizer is not None)
+        if not ranks:
             return "No step was skipped, but:"
+        skipped = max(ranks.values())
+        what = "1 step" if skipped == 1 else f"The steps of {skipped} optimizers were"
         at = f" at update {self.update}" if self.update is not None else ""
         scale = f", scale {number(self.scale)}" if self.scale is not None else ""
-        return f"{skipped} step{'s' if skipped != 1 else ''} skipped{at}{scale}:"
+        return f"{what} skipped{at}{scale}:"
 
 
 def explain(scaler: Any) -> Explanation:

@@ -93,7 +93,7 @@ def _panel(axes: Any, row: Row, moved: int, left: int, right: int) -> None:
     for least, below, look in BARS:
         shown = {exponent: share for exponent, share in shares.items() if least <= exponent < below}
         axes.bar(list(shown), list(shown.values()), 1.0, align="edge", edgecolor="black", lw=0.4, zorder=2, **look)
-    if moved:
+    if moved and shares:
         edges = range(left, right + 1)
         axes.stairs(
             [shares.get(edge - moved, 0.0) for edge in edges[:-1]], edges, color=GHOST, lw=1.2, ls="--", zorder=4
@@ -101,13 +101,26 @@ def _panel(axes: Any, row: Row, moved: int, left: int, right: int) -> None:
     zero = row.fate().zero
     if zero:
         axes.bar([left], [zero], 2.0, align="edge", color="black", lw=0, zorder=2)
-        axes.set_title(f"zero {percent(zero)} %", fontsize=8, loc="right")
+    _tell_the_rest(axes, row)
     axes.set_xlim(left, right)
     axes.set_title(
         row.name if row.what == "parameter" else f"{row.name or 'the model'} (output)", fontsize=9, loc="left"
     )
     axes.set_ylabel("%", fontsize=8)
     axes.tick_params(labelsize=8)
+
+
+def _tell_the_rest(axes: Any, row: Row) -> None:
+    """What no bar between the powers of two can show: zeros, inf and NaN; in large letters where it is all there is."""
+    spread = row.spread
+    counts = {"zero": spread.zero, "inf": spread.inf, "NaN": spread.nan}
+    told = [f"{what} {percent(spread.percent(count))} %" for what, count in counts.items() if count]
+    axes.set_title(", ".join(told), fontsize=8, loc="right")
+    if not spread.bins and not spread.zero:
+        kinds = " or ".join(what for what, count in counts.items() if count)
+        words = f"all {kinds}" if kinds else "no elements"
+        axes.text(0.5, 0.5, words, fontsize=12, ha="center", va="center", transform=axes.transAxes, zorder=5)
+        axes.set_yticks([])
 
 
 def _title(report: Ranges, moved: int, drawn: int) -> str:

@@ -20,6 +20,7 @@ from lucid.amp.diagnosis import _models
 from lucid.amp.diagnosis._kept import Forward
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._replay import Replay, replay
+from lucid.amp.diagnosis._rows import Row, Seen
 from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._tools import CALLS, Tool
 from lucid.amp.diagnosis._trees import tensors_in
@@ -54,54 +55,6 @@ class Trace:
     reproduced: bool
 
 
-class _Seen(NamedTuple):
-    """What was found out about a skip, for others of the same backward and for those that follow in a row.
-
-    Attributes:
-        trace: as in the skip.
-        grown: as in the skip.
-        notes: what was noted of it.
-        lacking: those of the notes that say why there is no trace.
-    """
-
-    trace: Trace | None = None
-    grown: Grown | None = None
-    notes: tuple[str, ...] = ()
-    lacking: tuple[str, ...] = ()
-
-
-class _Row:
-    """Updates in a row that were skipped for one kind of cause, by however many optimizers.
-
-    Attributes:
-        updates: how many.
-        now: what was seen in the latest of them, by the number of the backward pass.
-        before: what was seen in the one before.
-    """
-
-    def __init__(self) -> None:
-        self.updates = 0
-        self.now: dict[int, _Seen] = {}
-        self.before: dict[int, _Seen] = {}
-        self._update = -1
-
-    def come_to(self, update: int) -> None:
-        """Count an update, if it is a further one; begin anew if one between them was not skipped."""
-        if update == self._update:
-            return
-        follows = self.updates > 0 and update == self._update + 1
-        self.updates = self.updates + 1 if follows else 1
-        self.before, self.now, self._update = self.now, {}, update
-
-    def is_quiet(self) -> bool:
-        """Whether this update is one of many: only the 1st, 2nd, 4th, 8th … are looked into."""
-        return bool(self.updates & (self.updates - 1))
-
-    def earlier(self, number: int) -> _Seen:
-        """What was seen of such a skip in the update before, if possible of the same backward pass."""
-        return self.before.get(number) or next(iter(self.before.values()))
-
-
 class Tracer:
     """Traces the skips of one model.
 
@@ -125,7 +78,7 @@ class Tracer:
         self._weights = _models.largest_weights(model)
         self._first: dict[str, float] | None = None
         self._order: list[str] = []
-        self._rows: dict[Kind, _Row] = {}
+        self._rows: dict[Kind, Row] = {}
 
     def trace(self, skip: Skip, forwards: list[Forward] | None) -> None:
         """Find the module of a skip, and write what was found into it.
@@ -135,7 +88,7 @@ class Tracer:
             forwards: those that led to it; None where their inputs were not kept.
         """
         kind, number = skip.verdict()
-        row = self._rows.setdefault(kind, _Row())
+        row = self._rows.setdefault(kind, Row())
         row.come_to(skip.update)
         if number not in row.now:
             looked = self._noted_again if row.is_quiet() else self._seen
@@ -161,29 +114,29 @@ class Tracer:
                 return order
         return list(_models.module_names(self.model).values())
 
-    def _seen(self, skip: Skip, forwards: list[Forward] | None, row: _Row) -> _Seen:
+    def _seen(self, skip: Skip, forwards: list[Forward] | None, row: Row) -> Seen:
         """Look into a skip; replay its forwards where they are to blame."""
         grown = self._grown()
         if not _begins_in_forward(skip):
-            return _Seen(grown=grown)
+            return Seen(grown=grown)
         missing = () if forwards else (self._missing(skip, forwards),)
         lacking = missing if self._refusal is None else (f"The forward was not run again: {self._refusal}.",)
         saved = self._saved(skip, forwards, missing)
         if lacking or not forwards:
-            return _Seen(None, grown, tuple(dict.fromkeys((*lacking, *saved))), lacking)
+            return Seen(None, grown, tuple(dict.fromkeys((*lacking, *saved))), lacking)
         trace = self._replay(forwards)
-        return _Seen(trace, grown, (*saved, *_doubts(trace, forwards)))
+        return Seen(trace, grown, (*saved, *_doubts(trace, forwards)))
 
-    def _noted_again(self, skip: Skip, forwards: list[Forward] | None, row: _Row) -> _Seen:
+    def _noted_again(self, skip: Skip, forwards: list[Forward] | None, row: Row) -> Seen:
         """One of many in a row: what was seen at an earlier one, without another look."""
         earlier = row.earlier(skip.verdict()[1])
         if not _begins_in_forward(skip):
-            return _Seen(grown=earlier.grown)
+            return Seen(grown=earlier.grown)
         told = earlier.trace is not None and earlier.trace.replay.error is None
         count = f"{row.updates} updates in a row were skipped for this"
         notes = f"{count}; what is told of modules was seen at an earlier one." if told else f"{count}."
         saved = self._saved(skip, forwards, ()) if forwards else ()
-        return _Seen(earlier.trace, earlier.grown, (*saved, notes, *earlier.lacking), earlier.lacking)
+        return Seen(earlier.trace, earlier.grown, (*saved, notes, *earlier.lacking), earlier.lacking)
 
     def _missing(self, skip: Skip, forwards: list[Forward] | None) -> str:
         """Why there is nothing to run again, and what to do about it."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from lucid.amp.cli.report._content import Finding
 from lucid.amp.cli.report._layers import finding_of
 from lucid.amp.cli.report._run import Run, ScalerRun
-from lucid.amp.cli.report._skips import of_skips, title_of
-from lucid.amp.cli.report._text import power
+from lucid.amp.cli.report._skips import BENIGN, of_skips, title_of
+from lucid.amp.cli.report._text import power, times
 
 __all__ = ["findings"]
 
@@ -86,14 +86,34 @@ def _without_skip(scaler: ScalerRun) -> Iterator[Finding]:
 
 
 def _collapse(scaler: ScalerRun, name: str) -> Iterator[Finding]:
-    if scaler.history and scaler.history[-1].new_scale < 1:
-        scale = scaler.history[-1].new_scale
-        yield Finding(
-            "look",
-            f"The scale{name} fell to {scale:g}",
-            ("Below 1 the loss is made smaller instead of larger before the backward.",),
-            "Take a mean instead of a sum in the loss, if there is one; otherwise see why steps are skipped.",
+    """A scale below 1: what its fall follows from, and the way back."""
+    history = scaler.history
+    if not history or history[-1].new_scale >= 1:
+        return
+    title = f"The scale{name} fell to {power(history[-1].new_scale)}"
+    falls = [record.kind for record in history if record.overflow]
+    hopeless = sum(kind is not None and kind not in BENIGN for kind in falls)
+    if 2 * hopeless > len(falls):
+        told = (
+            f"It fell {times(len(falls))}, {hopeless:,} of them at updates that no lower scale could help: told above."
         )
+        yield Finding("look", title, (told,), _way_back(scaler))
+        return
+    yield Finding(
+        "look",
+        title,
+        ("Below 1 the loss is made smaller instead of larger before the backward.",),
+        "Take a mean instead of a sum in the loss, if there is one; otherwise see why steps are skipped.",
+    )
+
+
+def _way_back(scaler: ScalerRun) -> str:
+    settings = scaler.facts.get("settings", {})
+    slow = ""
+    if "growth_interval" in settings:
+        slow = f" By itself the scale grows only once in {settings['growth_interval']:,} updates."
+    scale = settings.get("scale", 65536.0)
+    return f"Mend that first. Then begin with a new scaler, or set the scale with `scaler.update({scale})`.{slow}"
 
 
 def _quiet(scaler: ScalerRun, name: str) -> Iterator[Finding]:

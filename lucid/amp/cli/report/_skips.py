@@ -18,7 +18,7 @@ from lucid.amp.diagnosis._ranges_shown import percent
 from lucid.amp.diagnosis._tools import RUN
 from lucid.amp.history import Record
 
-__all__ = ["of_skips", "title_of"]
+__all__ = ["BENIGN", "of_skips", "title_of"]
 
 ROW = 25
 """So many skips in a row are no search for a scale any more."""

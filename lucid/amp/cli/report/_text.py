@@ -14,7 +14,7 @@ from lucid.amp.diagnosis._ranges_shown import power as raised
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plural", "png_of", "power", "span"]
+__all__ = ["plural", "png_of", "power", "span", "times"]
 
 
 def power(scale: float) -> str:
@@ -36,6 +36,11 @@ def span(seconds: float) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def times(count: int) -> str:
+    """How often something happened."""
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def png_of(figure: Figure) -> bytes:
