@@ -43,7 +43,7 @@ def plot(report: Ranges, path: str | os.PathLike[str] | None, at_most: int) -> F
     deep = math.ceil(len(rows) / COLUMNS)
     figure = Figure(figsize=(4.0 * COLUMNS, 1.9 * deep + 1.4), layout="constrained")
     axes = figure.subplots(deep, COLUMNS, squeeze=False, sharex=True)
-    moved = _moved(report)
+    moved = _moved(report) if any(row.spread.bins for row in rows) else 0
     left, right = _limits(rows, moved)
     for place, row in zip(axes.flat, rows, strict=False):
         _panel(place, row, moved, left, right)
@@ -101,26 +101,30 @@ def _panel(axes: Any, row: Row, moved: int, left: int, right: int) -> None:
     zero = row.fate().zero
     if zero:
         axes.bar([left], [zero], 2.0, align="edge", color="black", lw=0, zorder=2)
-    _tell_the_rest(axes, row)
+        axes.set_title(f"zero {percent(zero)} %", fontsize=8, loc="right")
     axes.set_xlim(left, right)
     axes.set_title(
         row.name if row.what == "parameter" else f"{row.name or 'the model'} (output)", fontsize=9, loc="left"
     )
     axes.set_ylabel("%", fontsize=8)
     axes.tick_params(labelsize=8)
+    _tell_not_finite(axes, row)
 
 
-def _tell_the_rest(axes: Any, row: Row) -> None:
-    """What no bar between the powers of two can show: zeros, inf and NaN; in large letters where it is all there is."""
+def _tell_not_finite(axes: Any, row: Row) -> None:
+    """What no bar can show: inf and NaN; in large letters where nothing else is there."""
     spread = row.spread
-    counts = {"zero": spread.zero, "inf": spread.inf, "NaN": spread.nan}
-    told = [f"{what} {percent(spread.percent(count))} %" for what, count in counts.items() if count]
-    axes.set_title(", ".join(told), fontsize=8, loc="right")
-    if not spread.bins and not spread.zero:
-        kinds = " or ".join(what for what, count in counts.items() if count)
-        words = f"all {kinds}" if kinds else "no elements"
-        axes.text(0.5, 0.5, words, fontsize=12, ha="center", va="center", transform=axes.transAxes, zorder=5)
-        axes.set_yticks([])
+    counts = {what: count for what, count in (("inf", spread.inf), ("NaN", spread.nan)) if count}
+    middle = {"x": 0.5, "ha": "center", "transform": axes.transAxes, "zorder": 5}
+    if spread.bins or spread.zero:
+        words = ", ".join(f"{what} {percent(spread.percent(count))} %" for what, count in counts.items())
+        if words:
+            box = {"boxstyle": "square,pad=0.2", "facecolor": "white", "edgecolor": "none"}
+            axes.text(y=0.94, s=words, fontsize=8, va="top", bbox=box, **middle)
+        return
+    axes.text(y=0.5, s=f"all {' or '.join(counts)}" if counts else "no elements", fontsize=12, va="center", **middle)
+    axes.set_yticks([])
+    axes.set_ylabel("")
 
 
 def _title(report: Ranges, moved: int, drawn: int) -> str:

@@ -137,7 +137,7 @@ def findings(report: Ranges) -> list[str]:
 def _with_scaler(report: Ranges) -> Iterator[str]:
     now = report.fate()
     yield (
-        f"At scale {number(report.scale or 1.0)}, of the gradients' elements {percent(now.zero)} % are exactly zero "
+        f"At scale {_in_force(report.scale or 1.0)}, of the gradients' elements {percent(now.zero)} % are exactly zero "
         f"(flushed ones among them), {percent(now.subnormal)} % subnormal in float16, "
         f"{percent(now.flush)} % would be flushed to zero, {percent(now.overflow)} % would overflow."
     )
@@ -185,6 +185,12 @@ def _flushed(rows: Iterable[Row], shift: int) -> float:
     return flushed / kept if kept else 0.0
 
 
+def _in_force(scale: float) -> str:
+    """A scale in digits; a tiny one as a power of two, where it is one."""
+    exponent = math.log2(scale)
+    return power(exponent) if scale < 1e-3 and exponent.is_integer() else number(scale)
+
+
 def _scale(scale: float) -> str:
     return f"{power(math.log2(scale))} ({number(scale)})"
 
@@ -222,7 +228,9 @@ def _beyond_gradients(report: Ranges) -> Iterator[str]:
         yield f"Not finite, so that the rest alone is told of: {few(broken)}."
     for row in report.rows:
         if row.largest_output is not None and not row.largest_output <= LARGEST:
-            yield f'The output of "{row.name}" reaches {number(row.largest_output)}: beyond 65504 at any scale.'
+            largest = number(row.largest_output)
+            beyond = f"reaches {largest}: beyond 65504 at any scale"
+            yield f'The output of "{row.name}" {"holds NaN" if math.isnan(row.largest_output) else beyond}.'
     if report.without:
         yield f"Without a gradient: {few(list(report.without))}."
     if report.partial:
