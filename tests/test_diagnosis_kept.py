@@ -143,6 +143,30 @@ def test_after_an_update_the_last_backward_alone_is_kept(make: Callable[..., Any
     assert len(training.watch.kept) == 1
 
 
+def test_two_losses_of_one_forward_share_it(make: Callable[..., Any]) -> None:
+    """The second of two losses is scaled without a forward of its own: the one before the first is told of."""
+    training = Training(make(init_scale=4.0))
+    output = training.model(torch.ones(2, 4))
+    training.scaler.scale(output.mean()).backward(retain_graph=True)
+    training.scaler.scale(output.mean() * math.nan).backward()
+    training.scaler.step(training.optimizers[0])
+    explanation = explain(training.scaler)
+    assert explanation.reason == "made by the loss function, outside the model"
+    assert "backward 2 of 2" in str(explanation)
+
+
+def test_a_forward_that_is_gone_is_not_replaced_by_an_earlier_one() -> None:
+    """A loss without a forward of its own goes back to the nearest one, unless that is no longer kept."""
+    kept = Kept(2)
+    for number in range(3):
+        if number == 0:
+            kept.heard(forward(KIB))
+        kept.scaled(number)
+        assert [bool(kept.of(number)), kept.of(number) is None] == [number < 2, number == 2]
+    kept.scaled(0)
+    assert kept.of(0) == []
+
+
 def forward(nbytes: int) -> Forward:
     """A forward with inputs of so many bytes."""
     return Forward(((torch.zeros(nbytes, dtype=torch.uint8),), {}), Surroundings([torch.device("cpu")]), [0])

@@ -24,7 +24,7 @@ BOUND = 256 * 2**20
 """Bytes that the inputs of an update's earlier backward passes may take, where nobody says how many to keep.
 
 Beside what a backward itself needs that is little: as much as weight, gradient and Adam's two moments of 16 million
-parameters. It holds a thousand passes of token numbers, and a dozen of 32 photographs.
+parameters. It holds a thousand batches of 8×1024 token numbers, and a dozen of 32 photographs of 224×224.
 """
 
 BESIDE = 32 * 2**10
@@ -88,8 +88,14 @@ class Kept:
         self._open.clear()
 
     def of(self, number: int) -> list[Forward] | None:
-        """The forwards of a backward pass of this update; None where they are not kept."""
-        return next((forwards for its, forwards in self._passes if its == number), None)
+        """The forwards that led to a backward pass of this update; None where they are not kept.
+
+        A loss without a forward of its own is a further one of the forward before it.
+        """
+        passes = dict(self._passes)
+        while number > 0 and passes.get(number) == []:
+            number -= 1
+        return passes.get(number)
 
     def latest(self) -> list[Forward]:
         """The forwards of the latest backward pass."""
