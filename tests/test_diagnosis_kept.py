@@ -105,7 +105,8 @@ def test_what_is_no_longer_kept_names_the_next_move(make: Callable[..., Any], tm
     for _ in range(3):
         training.update(400, 400)
         text = str(explain(training.scaler))
-        assert "no longer kept; watch(model, scaler, keep=2) keeps those of all 2 backward passes" in text
+        assert "The inputs of that forward were no longer kept." in text
+        assert "No scale can help. watch(model, scaler, keep=2) keeps the inputs of all 2 backward passes:" in text
     assert "what is told of modules" not in text, "nothing is told of modules"
     assert not (tmp_path / "batch.pt").exists()
 
@@ -246,5 +247,6 @@ def test_a_row_of_which_nothing_is_told_of_modules_does_not_speak_of_them(make: 
         training.update(400)
         text = str(explain(training.scaler))
         assert "watch() was told replay=False" in text
+        assert "No scale can help. Without replay=False the layer is told" in text
         assert "what is told of modules" not in text
         assert ("3 updates in a row were skipped for this." in text) is (number == 3)

@@ -168,7 +168,16 @@ def test_a_collapse_that_follows_from_something_else_says_so(folder: Folder, kin
     assert fall.title == "The scale fell to 2⁻¹⁰⁴"
     assert fall.facts == ("It fell 106 times, 104 of them at updates that no lower scale could help: told above.",)
     assert "mean" not in fall.advice
+    assert [tile.value for tile in folder.content().tiles] == ["106", "106", "2⁻¹⁰⁴"]
     assert "`scaler.update(65536.0)`" in fall.advice and "2,000 updates" in fall.advice
+
+
+def test_a_collapse_without_any_other_cause_is_told_in_one_word(folder: Folder) -> None:
+    """Where every fall was beyond help, no share of them is counted; a scale that is not small keeps its digits."""
+    folder.updates([LOSS] * 2, scale=1.0)
+    fall = folder.told()[1]
+    assert fall.facts == ("It fell 2 times, each time at updates that no lower scale could help: told above.",)
+    assert [tile.value for tile in folder.content().tiles][-1] == "0.25"
 
 
 def test_two_scalers_are_told_apart(folder: Folder) -> None:

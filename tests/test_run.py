@@ -398,9 +398,9 @@ def test_what_is_not_kept_is_told_in_the_words_of_run(tmp_path: Path) -> None:
     assert done.status == 0
     folder = tmp_path / "lucid-run"
     told = " ".join(done.err.split())
-    move = "The inputs of that forward were no longer kept; lucid-amp run --keep 4 keeps those of all 4 backward passes"
-    assert move in told
-    assert f"--save-batch wrote no batch. {move}" in told
+    move = "lucid-amp run --keep 4 keeps the inputs of all 4 backward passes: then the layer is told."
+    assert f"→ No scale can help. {move}" in told
+    assert f"--save-batch wrote no batch. The inputs of that forward were no longer kept. {move}" in told
     assert not (folder / "batch.pt").exists()
     page = (folder / "report.html").read_text("utf-8")
     assert move in page and "--save-batch wrote no batch" in page
@@ -444,6 +444,7 @@ def test_without_replay_the_option_is_named(tmp_path: Path) -> None:
     """What hides the module is told as it was said: ``--no-replay``."""
     done = in_child(["run", "--no-replay", script(tmp_path, TRAIN)], tmp_path)
     assert "The forward was not run again: --no-replay was given." in " ".join(done.err.split())
+    assert "→ No scale can help. Without --no-replay the layer is told" in " ".join(done.err.split())
 
 
 def test_scalers_alone_are_watched_on_demand(tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from lucid.amp.diagnosis._trace import Grown, Trace
 
-__all__ = ["Row", "Seen"]
+__all__ = ["Lack", "Row", "Seen"]
+
+
+class Lack(NamedTuple):
+    """Why something could not be seen, and the move that shows it; each a sentence, the move perhaps empty."""
+
+    why: str
+    move: str
 
 
 class Seen(NamedTuple):
@@ -20,13 +27,13 @@ class Seen(NamedTuple):
         trace: as in the skip.
         grown: as in the skip.
         notes: what was noted of it.
-        lacking: those of the notes that say why there is no trace.
+        lack: why there is no trace, where there should be one.
     """
 
     trace: Trace | None = None
     grown: Grown | None = None
     notes: tuple[str, ...] = ()
-    lacking: tuple[str, ...] = ()
+    lack: Lack | None = None
 
 
 class Row:

@@ -71,6 +71,7 @@ class Skip:
         grown: the weight that has grown most since the watch began, if that is beyond use.
         order: the names of the modules in forward order, where a watch knows them.
         notes: what a reader must know besides.
+        move: what would tell more than is known, as a sentence; empty where nothing does.
     """
 
     update: int
@@ -84,6 +85,7 @@ class Skip:
     grown: Grown | None = None
     order: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    move: str = ""
     _verdict: tuple[Kind, int] | None = None
 
     def gradients(self) -> tuple[NonFinite, ...]:

@@ -20,6 +20,7 @@ class Tool:
     Attributes:
         keep: what keeps the inputs of ``{}`` backward passes.
         no_replay: what made that no forward is run again.
+        replay: what would make it run again, as a sentence.
         everywhere: what makes every rank tell its causes.
         watch: what makes that a model is watched, as a sentence.
         own: advice that differs from what a call in a script is told.
@@ -27,6 +28,7 @@ class Tool:
 
     keep: str
     no_replay: str
+    replay: str
     everywhere: str
     watch: str
     own: Mapping[Kind | Reason, str] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class Tool:
 CALLS = Tool(
     keep="watch(model, scaler, keep={})",
     no_replay="watch() was told replay=False",
+    replay="Without replay=False the layer is told in which it begins.",
     everywhere="call diagnosis.watch(model, scaler) on every rank",
     watch="Call diagnosis.watch(model, scaler) before training, then ask again.",
 )
@@ -52,6 +55,7 @@ _WATCHES = (
 RUN = Tool(
     keep="lucid-amp run --keep {}",
     no_replay="--no-replay was given",
+    replay="Without --no-replay the layer is told in which it begins.",
     everywhere="start every rank with lucid-amp run",
     watch=_WATCHES,
     own={

@@ -20,7 +20,7 @@ from lucid.amp.diagnosis import _models
 from lucid.amp.diagnosis._kept import Forward
 from lucid.amp.diagnosis._kinds import Kind
 from lucid.amp.diagnosis._replay import Replay, replay
-from lucid.amp.diagnosis._rows import Row, Seen
+from lucid.amp.diagnosis._rows import Lack, Row, Seen
 from lucid.amp.diagnosis._skips import Skip
 from lucid.amp.diagnosis._tools import CALLS, Tool
 from lucid.amp.diagnosis._trees import tensors_in
@@ -74,7 +74,7 @@ class Tracer:
         self.model, self.tool = model, tool
         self.unsaved = "" if save_batch is None else ALL_FINITE
         self._save_batch = save_batch
-        self._refusal = _models.replay_refusal(model) if replays else tool.no_replay
+        self._refusal = _refusal(model) if replays else Lack(f"{_NOT_RUN}: {tool.no_replay}.", tool.replay)
         self._weights = _models.largest_weights(model)
         self._first: dict[str, float] | None = None
         self._order: list[str] = []
@@ -96,6 +96,7 @@ class Tracer:
         seen = row.now[number]
         skip.trace, skip.grown = seen.trace, seen.grown
         skip.notes += seen.notes
+        skip.move = seen.lack.move if seen.lack is not None else ""
         if kind in (Kind.BACKWARD, Kind.EARLIER) and not self._order:
             self._order = self._forward_order(forwards)
         skip.order = self._order
@@ -119,11 +120,11 @@ class Tracer:
         grown = self._grown()
         if not _begins_in_forward(skip):
             return Seen(grown=grown)
-        missing = () if forwards else (self._missing(skip, forwards),)
-        lacking = missing if self._refusal is None else (f"The forward was not run again: {self._refusal}.",)
+        missing = None if forwards else self._missing(skip, forwards)
+        lack = missing if self._refusal is None else self._refusal
         saved = self._saved(skip, forwards, missing)
-        if lacking or not forwards:
-            return Seen(None, grown, tuple(dict.fromkeys((*lacking, *saved))), lacking)
+        if lack is not None or not forwards:
+            return Seen(None, grown, saved if lack is None else tuple(dict.fromkeys((lack.why, *saved))), lack)
         trace = self._replay(forwards)
         return Seen(trace, grown, (*saved, *_doubts(trace, forwards)))
 
@@ -135,23 +136,25 @@ class Tracer:
         told = earlier.trace is not None and earlier.trace.replay.error is None
         count = f"{row.updates} updates in a row were skipped for this"
         notes = f"{count}; what is told of modules was seen at an earlier one." if told else f"{count}."
-        saved = self._saved(skip, forwards, ()) if forwards else ()
-        return Seen(earlier.trace, earlier.grown, (*saved, notes, *earlier.lacking), earlier.lacking)
+        saved = self._saved(skip, forwards, None) if forwards else ()
+        lack = earlier.lack
+        return Seen(earlier.trace, earlier.grown, (*saved, notes, *((lack.why,) if lack else ())), lack)
 
-    def _missing(self, skip: Skip, forwards: list[Forward] | None) -> str:
+    def _missing(self, skip: Skip, forwards: list[Forward] | None) -> Lack:
         """Why there is nothing to run again, and what to do about it."""
         if forwards is not None:
             return _UNSEEN
         passes = len(skip.passes)
-        return _NOT_KEPT.format(move=self.tool.keep.format(passes), passes=passes)
+        keep = self.tool.keep.format(passes)
+        return Lack(_NOT_KEPT, f"{keep} keeps the inputs of all {passes} backward passes: then the layer is told.")
 
-    def _saved(self, skip: Skip, forwards: list[Forward] | None, missing: tuple[str, ...]) -> tuple[str, ...]:
+    def _saved(self, skip: Skip, forwards: list[Forward] | None, missing: Lack | None) -> tuple[str, ...]:
         """Save the first batch that can be had, if somebody wants it; what there is to say about it."""
         if self._save_batch is None:
             return ()
-        if not forwards:
-            self.unsaved = " ".join(missing)
-            return (*missing, "So no batch was saved.")
+        if missing is not None or not forwards:
+            self.unsaved = " ".join(missing or ())
+            return (*(missing or ())[:1], "So no batch was saved.")
         path, self._save_batch = self._save_batch, None
         problem = _save(path, skip, forwards)
         self.unsaved = problem or ""
@@ -188,10 +191,20 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
     )
 
 
-_UNSEEN = "No forward of the watched model was seen before this loss: it ran inside torch.compile, or not at all."
-_NOT_KEPT = (
-    "The inputs of that forward were no longer kept; {move} keeps those of all {passes} backward passes of an update."
+_UNSEEN = Lack(
+    "No forward of the watched model was seen before this loss: it ran inside torch.compile, or not at all.",
+    "Run the model uncompiled to see in which layer it begins.",
 )
+_NOT_KEPT = "The inputs of that forward were no longer kept."
+
+
+_NOT_RUN = "The forward was not run again"
+
+
+def _refusal(model: nn.Module) -> Lack | None:
+    """Why a forward of this model cannot be run again, if it cannot."""
+    why = _models.replay_refusal(model)
+    return None if why is None else Lack(f"{_NOT_RUN}: {why}.", "")
 
 
 def _begins_in_forward(skip: Skip) -> bool:

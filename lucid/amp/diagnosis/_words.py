@@ -67,8 +67,10 @@ def cause_of(skip: Skip, since: int | None, rank: int, tool: Tool = CALLS) -> Ca
     """
     kind, _ = skip.verdict()
     reason = reason_of(skip)
-    unwatched = [f"{_UNWATCHED} {tool.watch}"] if kind is Kind.LOSS and not skip.watched else []
-    sentences = [*_found(skip, since), *_grew(skip), *skip.notes, *unwatched, tool.advice(kind, reason)]
+    unwatched = kind is Kind.LOSS and not skip.watched
+    move = tool.watch if unwatched else skip.move
+    found = [*_found(skip, since), *_grew(skip), *skip.notes, *([_UNWATCHED] if unwatched else [])]
+    sentences = [*found, " ".join(filter(None, (tool.advice(kind, reason), move if reason is None else "")))]
     where = _where(skip, kind, reason)
     return Cause(
         kind.value, reason.value if reason else None, where, tuple(sentences), skip.gradients(), skip.optimizer, rank

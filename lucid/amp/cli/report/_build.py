@@ -20,6 +20,9 @@ from lucid.amp.diagnosis._ranges_shown import percent
 SHOWN = 500
 """So many skips are listed, the first ones."""
 
+SMALL = 1e-3
+"""Of a scale below this the digits say less than the power of two."""
+
 
 def content_of(run: Run) -> Content:
     """Everything that the report of a run shows."""
@@ -73,7 +76,8 @@ def _tiles(run: Run) -> Iterator[Tile]:
         if scaler.history:
             which = f" of scaler {scaler.number + 1}" if len(run.scalers) > 1 else ""
             now, first = scaler.history[-1].new_scale, scaler.history[0].scale
-            yield Tile(f"scale{which}", f"{now:,.6g}", f"{power(now)}; began at {power(first)}")
+            value, note = (power(now), "") if now < SMALL else (f"{now:,.6g}", f"{power(now)}; ")
+            yield Tile(f"scale{which}", value, f"{note}began at {power(first)}")
 
 
 def _of_scaler(scaler: ScalerRun, scalers: int) -> Iterator[Section]:

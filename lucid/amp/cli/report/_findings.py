@@ -94,9 +94,8 @@ def _collapse(scaler: ScalerRun, name: str) -> Iterator[Finding]:
     falls = [record.kind for record in history if record.overflow]
     hopeless = sum(kind is not None and kind not in BENIGN for kind in falls)
     if 2 * hopeless > len(falls):
-        told = (
-            f"It fell {times(len(falls))}, {hopeless:,} of them at updates that no lower scale could help: told above."
-        )
+        which = "each time" if hopeless == len(falls) else f"{hopeless:,} of them"
+        told = f"It fell {times(len(falls))}, {which} at updates that no lower scale could help: told above."
         yield Finding("look", title, (told,), _way_back(scaler))
         return
     yield Finding(
