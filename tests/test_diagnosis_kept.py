@@ -161,7 +161,7 @@ def test_a_forward_that_is_gone_is_not_replaced_by_an_earlier_one() -> None:
     kept = Kept(2)
     for number in range(3):
         if number == 0:
-            kept.heard(forward(KIB))
+            kept.open.append(forward(KIB))
         kept.scaled(number)
         assert [bool(kept.of(number)), kept.of(number) is None] == [number < 2, number == 2]
     kept.scaled(0)
@@ -183,7 +183,7 @@ def test_the_bound_keeps_the_first_ones_and_the_last() -> None:
     kept = Kept(None)
     shared = torch.zeros(2**20, dtype=torch.uint8)
     for number in range(260):
-        kept.heard(Forward(((shared,), {}), None, [0]))  # type: ignore[arg-type]
+        kept.open.append(Forward(((shared,), {}), None, [0]))  # type: ignore[arg-type]
         kept.scaled(number)
     assert (_kept.BOUND, _kept.BESIDE) == (256 * KIB * KIB, 32 * KIB)
     assert numbers(kept, 260) == [*range(248), 259]
@@ -194,7 +194,7 @@ def test_one_batch_is_kept_however_large(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_kept, "BOUND", KIB)
     kept = Kept(None)
     for number in range(3):
-        kept.heard(forward(2 * KIB))
+        kept.open.append(forward(2 * KIB))
         kept.scaled(number)
         assert numbers(kept, 3) == [number]
 
@@ -204,7 +204,7 @@ def test_a_number_keeps_the_last_so_many_whatever_they_take(monkeypatch: pytest.
     monkeypatch.setattr(_kept, "BOUND", KIB)
     kept = Kept(2)
     for number in range(4):
-        kept.heard(forward(2 * KIB))
+        kept.open.append(forward(2 * KIB))
         kept.scaled(number)
     assert numbers(kept, 4) == [2, 3]
 

@@ -58,11 +58,14 @@ class Kept:
     Args:
         backwards: of how many backward passes, the latest ones. None keeps the first ones, where an overflow that
             is met everywhere begins, as far as ``BOUND`` goes, and the latest.
+
+    Attributes:
+        open: the forwards that no backward has taken yet, the latest last.
     """
 
     def __init__(self, backwards: int | None) -> None:
         self._backwards = backwards
-        self._open: deque[Forward] = deque(maxlen=AT_MOST)
+        self.open: deque[Forward] = deque(maxlen=AT_MOST)
         self._passes: deque[tuple[int, list[Forward]]] = deque(maxlen=backwards)
         self._held = 0
 
@@ -70,22 +73,15 @@ class Kept:
         """Of how many backward passes there is something."""
         return len(self._passes)
 
-    def heard(self, forward: Forward) -> None:
-        """Keep a forward; which backward it belongs to is not known yet."""
-        self._open.append(forward)
-
-    def running(self) -> Forward | None:
-        """The forward that was heard last, unless a backward has taken it."""
-        return self._open[-1] if self._open else None
-
     def scaled(self, number: int) -> None:
-        """What was heard since the last backward belongs to this one, the ``number``-th since the last update."""
+        """What is open belongs to this backward, the ``number``-th since the last update."""
         if number == 0:
-            self._forget()
+            self._passes.clear()
+            self._held = 0
         elif self._backwards is None and self._passes:
             self._make_room()
-        self._passes.append((number, list(self._open)))
-        self._open.clear()
+        self._passes.append((number, list(self.open)))
+        self.open.clear()
 
     def of(self, number: int) -> list[Forward] | None:
         """The forwards that led to a backward pass of this update; None where they are not kept.
@@ -105,14 +101,10 @@ class Kept:
         """The update is over: only its latest backward pass stays."""
         while len(self._passes) > 1:
             self._passes.popleft()
-        self._held = 0
 
     def clear(self) -> None:
         """Let go of everything."""
-        self._open.clear()
-        self._forget()
-
-    def _forget(self) -> None:
+        self.open.clear()
         self._passes.clear()
         self._held = 0
 

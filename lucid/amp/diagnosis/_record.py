@@ -92,7 +92,7 @@ class Record(Listener):
         half = any(loss.dtype is torch.float16 for loss in losses)
         self._passes.append(Pass([_magnitude(loss) for loss in losses], before, half))
         for watch in self.watches():
-            watch.on_scaled(len(self._passes) - 1)
+            watch.kept.scaled(len(self._passes) - 1)
 
     def overflowed(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
         """Count now: clipping may turn every gradient into NaN before the step."""

@@ -145,16 +145,13 @@ class Watch(Handle):
             return
         inputs = with_tensors((args, kwargs), _without_graph)
         versions = [_torch.version(tensor) for tensor in tensors_in(inputs)]
-        self.kept.heard(Forward(inputs, Surroundings(self._devices()), versions))
+        self.kept.open.append(Forward(inputs, Surroundings(self._devices()), versions))
         self.outputs.before()
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Keep a number of the output, to see later whether a replay gives the same."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        forward = self.kept.running()
-        if forward is not None:
-            forward.print = fingerprint(output)
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self.kept.open:
+            self.kept.open[-1].print = fingerprint(output)
             self.outputs.after()
 
     def _devices(self) -> list[torch.device]:
@@ -163,10 +160,6 @@ class Watch(Handle):
         if self._places[:1] != [first]:
             self._places = list(dict.fromkeys([first, *(parameter.device for parameter in self.model.parameters())]))
         return self._places
-
-    def on_scaled(self, number: int) -> None:
-        """The forwards since the last ``scale`` belong to this one, the ``number``-th since the last update."""
-        self.kept.scaled(number)
 
     def on_skip(self, skip: Skip) -> None:
         """Trace a skip while weights, gradients and inputs are still there."""
