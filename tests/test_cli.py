@@ -114,7 +114,10 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch:
     packages = {"rich": "rich", "argparse": "argparse", "sklearn": "scikit-learn"}
     with pytest.raises(cli.Refusal) as refused:
         cli.require(packages, extra="demo")
-    assert str(refused.value) == "needs rich and scikit-learn, not installed here: pip install 'lucid-amp[demo]'"
+    assert str(refused.value) == (
+        "needs rich and scikit-learn, not installed here: pip install 'lucid-amp[demo]' "
+        "(in a checkout: pip install '.[demo]')"
+    )
 
 
 def test_nothing_is_refused_where_all_is_there() -> None:

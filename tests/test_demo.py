@@ -586,7 +586,8 @@ def test_a_missing_extra_is_one_line_before_any_work(
     monkeypatch.setitem(sys.modules, module, None)
     assert _status(["demo", "--out", str(tmp_path / "new")]) == 2
     shown = capsys.readouterr()
-    assert shown == ("", f"lucid-amp demo: needs {package}, not installed here: pip install 'lucid-amp[demo]'\n")
+    install = "pip install 'lucid-amp[demo]' (in a checkout: pip install '.[demo]')"
+    assert shown == ("", f"lucid-amp demo: needs {package}, not installed here: {install}\n")
     assert not (tmp_path / "new").exists()
 
 

@@ -112,6 +112,47 @@ def test_a_search_at_the_beginning_is_no_fault(folder: Folder) -> None:
     assert "init_scale=64" in finding.advice
 
 
+def moves(folder: Folder, scales: list[float], last: float) -> None:
+    """An update at each scale; where the next one is smaller, the backward overflowed."""
+    with History(path=folder.path / "updates.jsonl") as history:
+        for step, (scale, after) in enumerate(zip(scales, [*scales[1:], last], strict=True)):
+            skipped = after < scale
+            history.add(ScaleUpdate(step, scale, after, skipped, (skipped,)), BACKWARD if skipped else None, ["a"])
+
+
+def test_the_start_that_is_suggested_is_where_the_scale_settled(folder: Folder) -> None:
+    """Down with steps that land in between, up once and further down: the place is what the scale comes back to."""
+    down = [1024.0] + [512.0] * 4 + [256.0] * 60 + [512.0, 256.0]
+    moves(folder, down + ([128.0] * 60 + [256.0] * 3) * 3, 128.0)
+    search, later = folder.told()
+    assert search.title == "The scale was too high at first: 4 steps skipped"
+    assert search.facts[0] == "It came down from 2¹⁰ to 2⁷ by update 66, as it should."
+    # From 128 three halvings are saved; the fourth skip was the price of a growth.
+    assert search.advice == "Nothing; or start where it settled, `init_scale=128`, which saves 3 steps."
+    assert later.title == 'The backward overflowed (3 updates)'
+
+
+def test_a_scale_that_came_down_late_is_no_search(folder: Folder) -> None:
+    """A scale that has twice been raised from one place had settled there; a fall below belongs to the training."""
+    saw = [128.0] * 10 + [256.0] * 3
+    moves(folder, [256.0, *saw, *saw, *saw, 128.0, 64.0, *[32.0] * 40], 32.0)
+    assert "from 2⁸ to 2⁷" in folder.told()[0].facts[0] + folder.told()[1].facts[0]
+
+
+def test_skips_that_do_not_end_are_no_search(folder: Folder) -> None:
+    """A scale that falls every ninth update has found no place, also where the first step was skipped."""
+    folder.updates([BACKWARD] + ([None] * 8 + [BACKWARD]) * 5)
+    ((weight, title),) = folder.findings()
+    assert (weight, title) == ("look", 'The backward overflowed, in "a.module": a reason (6 updates)')
+
+
+def test_a_search_ends_where_another_fault_halves_the_scale(folder: Folder) -> None:
+    """What a loss that was not finite took from the scale is not where the scale belongs."""
+    folder.updates([BACKWARD, None, BACKWARD, *[None] * 30, LOSS, *[None] * 30])
+    (search,) = [finding for finding in folder.told() if finding.weight == "fine"]
+    assert "`init_scale=256`" in search.advice
+
+
 def test_a_rare_overflow_later_is_no_fault(folder: Folder) -> None:
     """One backward overflow in a hundred is the price of a scale that grows."""
     folder.updates([None] * 50 + [BACKWARD] + [None] * 50)

@@ -574,7 +574,8 @@ def test_a_missing_extra_is_told_before_the_script_starts(tmp_path: Path) -> Non
     """Without matplotlib there would be no picture: one line, and the script has not begun."""
     done = in_child(["run", script(tmp_path, "open('started', 'w')")], tmp_path, hidden="matplotlib")
     assert done.status == 2
-    assert done.err == "lucid-amp run: needs matplotlib, not installed here: pip install 'lucid-amp[demo]'\n"
+    install = "pip install 'lucid-amp[demo]' (in a checkout: pip install '.[demo]')"
+    assert done.err == f"lucid-amp run: needs matplotlib, not installed here: {install}\n"
     assert not (tmp_path / "started").exists()
 
 

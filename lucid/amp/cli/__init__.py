@@ -80,7 +80,10 @@ def require(packages: Mapping[str, str], extra: str) -> None:
     """
     missing = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise Refusal(f"needs {_listed(missing)}, not installed here: pip install '{PROGRAM}[{extra}]'")
+        raise Refusal(
+            f"needs {_listed(missing)}, not installed here: pip install '{PROGRAM}[{extra}]' "
+            f"(in a checkout: pip install '.[{extra}]')"
+        )
 
 
 def rival_installed() -> str | None:

@@ -38,7 +38,9 @@ def plot(report: Ranges, path: str | os.PathLike[str] | None, at_most: int) -> F
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("ranges(...).plot() needs matplotlib: pip install 'lucid-amp[demo]'") from error
+        raise ModuleNotFoundError(
+            "ranges(...).plot() needs matplotlib: pip install 'lucid-amp[demo]' (in a checkout: pip install '.[demo]')"
+        ) from error
     rows = _chosen(report.rows, at_most)
     deep = math.ceil(len(rows) / COLUMNS)
     figure = Figure(figsize=(4.0 * COLUMNS, 1.9 * deep + 1.4), layout="constrained")

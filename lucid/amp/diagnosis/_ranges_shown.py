@@ -102,7 +102,9 @@ def table(report: Ranges) -> Table:
         from rich.table import Table
         from rich.text import Text
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("ranges(...).table() needs rich: pip install 'lucid-amp[demo]'") from error
+        raise ModuleNotFoundError(
+            "ranges(...).table() needs rich: pip install 'lucid-amp[demo]' (in a checkout: pip install '.[demo]')"
+        ) from error
     grid = Table(caption=_LEGEND, header_style="bold", caption_justify="left", box=None, pad_edge=False)
     rows = [cells(row) for row in report.rows]
     grid.add_column(COLUMNS[0], overflow="fold")
@@ -206,7 +208,7 @@ def _recommendation(report: Ranges) -> Iterator[str]:
         f"these gradients and 65504. There {percent(_flushed(report.rows, shift))} % of what is not zero is flushed."
     )
     if report.scale is not None:
-        yield _compared(shift)
+        yield _compared(report, shift)
     if not any(row.what == "output" for row in report.rows):
         yield (
             "Gradients inside the backward may be larger, and smaller, than those of the parameters; "
@@ -214,12 +216,21 @@ def _recommendation(report: Ranges) -> Iterator[str]:
         )
 
 
-def _compared(shift: int) -> str:
+def _compared(report: Ranges, shift: int) -> str:
     if shift > 1:
         return f"The scale in force is {power(shift)} times smaller: it has room to grow, and grows by itself."
-    if shift < -1:
-        return f"The scale in force is {power(-shift)} times larger: expect skipped steps until it has come down."
-    return "The scale in force fits."
+    if shift >= -1:
+        return "The scale in force fits."
+    larger, bits = f"The scale in force is {power(-shift)} times larger", _bits_left(report)
+    if bits < 0:
+        return f"{larger}, beyond what float16 holds: expect skipped steps until it has come down."
+    left = {0: "less than one bit", 1: "one bit"}.get(bits, f"{bits} bits")
+    return f"{larger} and leaves {left} instead of three: a batch with larger gradients may cost a skipped step."
+
+
+def _bits_left(report: Ranges) -> int:
+    """How many times the scale in force can double before the largest gradient is beyond 65504; -1 where it is."""
+    return max(-1, math.floor(math.log2(LARGEST / max(row.spread.largest for row in report.rows))))
 
 
 def _beyond_gradients(report: Ranges) -> Iterator[str]:

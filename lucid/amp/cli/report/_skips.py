@@ -5,6 +5,7 @@ Knows rows of skips. Refuses to find causes; ``diagnosis`` told them while the s
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -22,6 +23,9 @@ __all__ = ["BENIGN", "of_skips", "title_of"]
 
 ROW = 25
 """So many skips in a row are no search for a scale any more."""
+
+SETTLED = 20
+"""So many updates in a row that land after a skip: the scale has found its place."""
 
 OFTEN = 0.05
 """A scaler whose every twentieth step is skipped costs more than it should."""
@@ -55,10 +59,10 @@ def of_skips(scaler: ScalerRun, name: str) -> Iterator[Finding]:
         name: what tells it from the others in a sentence; empty where there is one.
     """
     history = scaler.history
-    search = list(takewhile(lambda record: record.overflow and record.kind in BENIGN, history))
-    if search and len(search) < ROW:
+    search = _search_in(history)
+    if search:
         yield _search(search, scaler, name)
-    groups = _groups(scaler, history[len(search) :] if len(search) < ROW else history[:])
+    groups = _groups(scaler, history[len(search) :])
     for group in sorted(groups, key=lambda group: -len(group.records)):
         yield _finding(group, history, name)
 
@@ -91,15 +95,41 @@ def _told(scaler: ScalerRun) -> dict[int, dict[str, Any]]:
     }
 
 
+def _search_in(history: Sequence[Record]) -> Sequence[Record]:
+    """The updates until the scale had found its place; none where the first one landed, or where it never did.
+
+    The last of them is the skip that brought the scale down to its place: the lowest, before it was raised from there
+    twice. What is skipped later belongs to the training, not to the start.
+    """
+    lowest, end, raised, seen = math.inf, 0, 0, 0
+    for seen, record in enumerate(history, 1):
+        if record.overflow and record.kind in BENIGN:
+            if record.new_scale < lowest:
+                lowest, end, raised = record.new_scale, seen, 0
+        elif record.overflow or end == 0:
+            break
+        elif record.new_scale > record.scale:
+            raised += record.scale == lowest
+            if raised == 2:
+                break
+    found = history[:end]
+    settled = seen - end > SETTLED or end < ROW
+    return found if settled and sum(record.overflow for record in found) < ROW else []
+
+
 def _search(search: Sequence[Record], scaler: ScalerRun, name: str) -> Finding:
-    saved = plural(len(search), "step")
-    cause = _told(scaler).get(search[0].step)
+    first, last = search[0], search[-1]
+    skipped = plural(sum(record.overflow for record in search), "step")
+    # What was skipped because the scale had been raised meanwhile would be skipped from a better start, too.
+    saved = sum(1 if record.overflow else -(record.new_scale > record.scale) for record in search)
+    cause = _told(scaler).get(first.step)
     found = tuple(cause["sentences"][:-1]) if cause else ()
+    when = f" by update {last.step}" if last is not first else ""
     return Finding(
         "fine",
-        f"The scale{name} was too high at first: {saved} skipped",
-        (f"It came down from {power(search[0].scale)} to {power(search[-1].new_scale)}, as it should.", *found),
-        f"Nothing; or start where it ended, `init_scale={search[-1].new_scale:g}`, which saves {saved}.",
+        f"The scale{name} was too high at first: {skipped} skipped",
+        (f"It came down from {power(first.scale)} to {power(last.new_scale)}{when}, as it should.", *found),
+        f"Nothing; or start where it settled, `init_scale={last.new_scale:g}`, which saves {plural(saved, 'step')}.",
     )
 
 
