@@ -161,6 +161,37 @@ def test_an_overflow_is_told_before_it_is_clipped(make: Callable[..., Any]) -> N
     assert str(notes.of("skipped")) == "[{'a': [nan, nan], 'b': nan}]"
 
 
+class Divisions(Listener):
+    """Notes each optimizer and what its first gradient is when it is about to be divided."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, float]] = []
+
+    def dividing(self, scaler: Any, optimizer: Any) -> None:
+        """Note it."""
+        self.seen.append((optimizer, optimizer.param_groups[0]["params"][1].grad.item()))
+
+
+DIVIDED_BY = [(name, by) for name in MAKERS for by in ("step", "unscale_", "fused")] + [("lucid", "clip_grad_norm_")]
+
+
+@pytest.mark.parametrize(("name", "by"), DIVIDED_BY)
+def test_a_division_is_told_once_before_it_is_made(name: str, by: str) -> None:
+    """Whichever call divides first, the gradients are still scaled when it is told, and it is told no more."""
+    scaler, notes, model = MAKERS[name](init_scale=4.0), Divisions(), Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=by == "fused")
+    with listen(scaler, notes):
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.tensor([1.0, 2.0]))).backward()
+            if by in ("unscale_", "clip_grad_norm_"):
+                getattr(scaler, by)(optimizer, *([100.0] if by == "clip_grad_norm_" else []))
+            scaler.step(optimizer)
+            scaler.update()
+    # Two elements, each with a gradient of 1, times the scale.
+    assert notes.seen == [(optimizer, 8.0)] * 2
+
+
 def test_unscaling_inside_step_is_no_event_of_its_own(make: Callable[..., Any]) -> None:
     """Where the script does not call ``unscale_``, nobody hears of it."""
     scaler, notes = make(init_scale=4.0), Notes()
@@ -405,7 +436,7 @@ def test_what_is_no_scaler_is_refused() -> None:
 
 def test_who_hears_nothing_is_refused(make: Callable[..., Any]) -> None:
     """An object without any of the methods is told their names."""
-    with pytest.raises(TypeError, match="hears nothing: give it one of the methods scaled, overflowed, skipped"):
+    with pytest.raises(TypeError, match="hears nothing: give it one of the methods scaled, dividing, overflowed"):
         listen(make(), Listener())
 
 

@@ -429,7 +429,9 @@ def test_a_missing_extra_says_what_to_install(module: str, asked: str, monkeypat
         return real(name, *scope)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=rf"needs {module}: pip install 'lucid-amp\[demo\]' \(in a checkout: "):
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"needs {module}: pip install 'lucid-amp\[demo\]' \(in a checkout: "
+    ):
         getattr(report(), asked)()
 
 

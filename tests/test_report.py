@@ -129,7 +129,7 @@ def test_the_start_that_is_suggested_is_where_the_scale_settled(folder: Folder) 
     assert search.facts[0] == "It came down from 2¹⁰ to 2⁷ by update 66, as it should."
     # From 128 three halvings are saved; the fourth skip was the price of a growth.
     assert search.advice == "Nothing; or start where it settled, `init_scale=128`, which saves 3 steps."
-    assert later.title == 'The backward overflowed (3 updates)'
+    assert later.title == "The backward overflowed (3 updates)"
 
 
 def test_a_scale_that_came_down_late_is_no_search(folder: Folder) -> None:

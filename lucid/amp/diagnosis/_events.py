@@ -1,4 +1,4 @@
-"""Hear what a gradient scaler does, whichever scaler it is: scaled, overflowed, skipped, updated.
+"""Hear what a gradient scaler does, whichever scaler it is: scaled, dividing, overflowed, skipped, updated.
 
 Knows lucid's scaler (which has observer points of its own) and PyTorch's (whose instance gets stand-ins for
 four methods while somebody listens), and turns both into the same events. Refuses to know what an event
@@ -30,6 +30,12 @@ class Listener:
 
     def scaled(self, scaler: Any, outputs: Any) -> None:
         """``scaler.scale(outputs)`` was called; ``outputs`` are the tensors as they were given, unscaled."""
+
+    def dividing(self, scaler: Any, optimizer: Any) -> None:
+        """An optimizer's gradients, still multiplied by the scale, are about to be divided: once an iteration.
+
+        Told by whichever of ``unscale_``, ``step`` and lucid's ``clip_grad_norm_`` comes first.
+        """
 
     def overflowed(self, scaler: Any, optimizer: Any, gradients: Sequence[SeenGradient]) -> None:
         """A call of ``unscale_(optimizer)`` found an overflow that ``step`` will skip later.
@@ -129,15 +135,19 @@ def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
         if event in heard:
             handles.append(observe(heard[event]))
 
+    taps = _LucidTaps.on(scaler) if "overflowed" in heard or "dividing" in heard else None
+    if taps is not None:
+        handles.append(Handle(taps.add(heard)))
+
     def hook(scaler: Any, update: ScaleUpdate) -> None:
         """Tell both events of an update."""
+        if taps is not None:
+            taps.end()
         for event, fact in (("ended", update.index), ("updated", update)):
             if event in heard:
                 heard[event](scaler, fact)
 
-    if "overflowed" in heard:
-        handles.append(Handle(_LucidTaps.on(scaler).add(heard)))
-    if "ended" in heard or "updated" in heard:
+    if "ended" in heard or "updated" in heard or "dividing" in heard:
         handles.append(scaler.register_update_hook(hook))
 
     def undo() -> None:
@@ -149,13 +159,24 @@ def _listen_to_lucid(scaler: Any, heard: Heard) -> Handle:
 
 
 class _LucidTaps(Taps):
-    """The stand-in on lucid's scaler, for the one event that it has no observer point for."""
+    """The stand-ins on lucid's scaler, for the events that it has no observer points for."""
 
-    NAMES = ("unscale_",)
+    NAMES = ("unscale_", "step", "clip_grad_norm_")
 
     def on_unscale_(self, method: Callable[..., Any], optimizer: Any) -> Any:
         """Unscale; then tell an overflow. The read is the one that ``step`` would make, and makes no more."""
+        self.begin(optimizer)
         result = method(optimizer)
-        if self.scaler._unscaling.overflowed(self.scaler._stages.of(optimizer)):
+        if self.heard("overflowed") and self.scaler._unscaling.overflowed(self.scaler._stages.of(optimizer)):
             self.tell("overflowed", optimizer, tuple(gradients_of(optimizer)))
         return result
+
+    def on_step(self, method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step; before it, tell that gradients are divided, if nothing else divided them."""
+        self.begin(optimizer)
+        return method(optimizer, *args, **kwargs)
+
+    def on_clip_grad_norm_(self, method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Unscale and clip; before it, tell that gradients are divided."""
+        self.begin(optimizer)
+        return method(optimizer, *args, **kwargs)

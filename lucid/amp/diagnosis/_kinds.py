@@ -18,6 +18,8 @@ class Kind(str, enum.Enum):
     RANK = "another rank overflowed"
     HALF = "float16 parameter"
     ZERO = "gradients exactly zero"
+    CLIPPED = "clipped before unscaling"
+    UNSCALED = "divided and never scaled"
     UNKNOWN = "not known"
 
 
@@ -53,6 +55,11 @@ ADVICE: dict[Kind | Reason, str] = {
         "half-precision operators."
     ),
     Kind.ZERO: "Nothing is learnt there. See which module puts out only zeros, or whether its output is used at all.",
+    Kind.CLIPPED: (
+        "Call `scaler.unscale_(optimizer)` between `backward()` and the clipping. `lucid.amp.GradScaler` does both in "
+        "one call, `scaler.clip_grad_norm_(optimizer, max_norm)`, and returns the true norm."
+    ),
+    Kind.UNSCALED: "Call `scaler.scale(loss).backward()` instead of `loss.backward()`.",
     Kind.UNKNOWN: (
         "Whether the loss itself was finite is not known. "
         "diagnosis.watch(model, scaler), called before training, keeps what tells it."

@@ -44,6 +44,7 @@ class Taps:
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
         self.listeners: list[Heard] = []
+        self._begun: list[Any] = []
 
     @classmethod
     def on(cls, scaler: Any) -> Self:
@@ -77,6 +78,16 @@ class Taps:
         """Whether anybody would hear ``event``."""
         return any(event in heard for heard in self.listeners)
 
+    def begin(self, optimizer: Any) -> None:
+        """Tell, once an iteration, that an optimizer's gradients are about to be divided."""
+        if self.heard("dividing") and not any(other is optimizer for other in self._begun):
+            self._begun.append(optimizer)
+            self.tell("dividing", optimizer)
+
+    def end(self) -> None:
+        """Begin the next iteration, in which every optimizer's gradients are scaled again."""
+        self._begun = []
+
 
 class TorchTaps(Taps):
     """The stand-ins on one of PyTorch's scalers.
@@ -108,6 +119,7 @@ class TorchTaps(Taps):
 
     def on_unscale_(self, method: Callable[..., Any], optimizer: Any) -> Any:
         """Unscale; then tell an overflow, unless ``step`` is the caller and will tell it itself."""
+        self.begin(optimizer)
         result = method(optimizer)
         self.divided = True
         if not self.inside_step and self.heard("overflowed"):
@@ -118,6 +130,7 @@ class TorchTaps(Taps):
 
     def on_step(self, method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step; then tell a skip."""
+        self.begin(optimizer)
         self.inside_step = True
         try:
             with _StepCall(optimizer) as call:
@@ -136,6 +149,7 @@ class TorchTaps(Taps):
         result = method(new_scale)
         index, self.updates = self.updates, self.updates + 1
         skips, self.skips = tuple(self.skips), []
+        self.end()
         self.tell("ended", index)
         if self.heard("updated"):
             self.tell("updated", self._update(index, before, skips, new_scale is None))

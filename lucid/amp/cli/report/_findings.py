@@ -12,6 +12,7 @@ from lucid.amp.cli.report._layers import finding_of
 from lucid.amp.cli.report._run import Run, ScalerRun
 from lucid.amp.cli.report._skips import BENIGN, of_skips, title_of
 from lucid.amp.cli.report._text import power, times
+from lucid.amp.diagnosis._kinds import Kind
 
 __all__ = ["findings"]
 
@@ -82,7 +83,12 @@ def _without_skip(scaler: ScalerRun) -> Iterator[Finding]:
     told = [each for each in scaler.causes if each.get("without_skip")]
     for cause in told[-1]["causes"] if told else ():
         *facts, advice = cause["sentences"]
-        yield Finding("act", title_of(cause["kind"], cause), tuple(facts), advice)
+        yield Finding(
+            "look" if cause["kind"] == Kind.UNSCALED.value else "act",
+            title_of(cause["kind"], cause),
+            tuple(facts),
+            advice,
+        )
 
 
 def _collapse(scaler: ScalerRun, name: str) -> Iterator[Finding]:

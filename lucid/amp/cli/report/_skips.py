@@ -40,6 +40,8 @@ TITLES = {
     Kind.RANK.value: "Another rank overflowed",
     Kind.HALF.value: "A parameter is float16",
     Kind.ZERO.value: "Gradients are exactly zero",
+    Kind.CLIPPED.value: "Gradients were clipped while they were still scaled",
+    Kind.UNSCALED.value: "Gradients were divided by the scale, and no loss was multiplied by it",
 }
 
 

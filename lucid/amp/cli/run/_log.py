@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lucid.amp import ScaleUpdate, diagnosis
+from lucid.amp import GradScaler, ScaleUpdate, diagnosis
 from lucid.amp._journal import Journal
+from lucid.amp.cli.run._clipping import Call
 from lucid.amp.cli.run._harmless import harmless
 from lucid.amp.cli.run._sampler import Sampler
+from lucid.amp.cli.run._slips import Slips
 from lucid.amp.diagnosis._events import listen
 from lucid.amp.diagnosis._explain import explained
 from lucid.amp.diagnosis._kinds import Kind
@@ -67,6 +69,7 @@ class ScalerLog:
         self.facts = _scaler_facts(scaler)
         self._scaler = weakref.ref(scaler)
         self._told = 0
+        self._seen: list[dict[str, Any]] = []
         self._wrong: list[dict[str, Any]] = []
         self._explanation: diagnosis.Explanation | None = None
         folder = observer.folder
@@ -76,6 +79,7 @@ class ScalerLog:
         self.history = History(path=folder.file("updates.jsonl", number))
         self._watches: list[weakref.ref[diagnosis.Watch]] = []
         self._unsaved: dict[int, str] = {}
+        self._slips = Slips(every_scale_is_heard=not isinstance(scaler, GradScaler))
         self._ears = listen(scaler, self)
 
     @property
@@ -90,18 +94,39 @@ class ScalerLog:
     @harmless
     def scaled(self, scaler: Any, outputs: Any) -> None:
         """A backward is to come."""
+        self._slips.on_scaled()
         if self.observer.folder.rank == 0:
             self._sampler.begin(self.history.next_step)
+
+    @property
+    def scaling(self) -> bool:
+        """Whether a loss was scaled since the last update."""
+        return self._slips.scaled
+
+    @harmless
+    def clipped(self, call: Call) -> None:
+        """Gradients were clipped, of this scaler or of another."""
+        self._slips.on_clipped(call)
+
+    @harmless
+    def dividing(self, scaler: Any, optimizer: Any) -> None:
+        """Gradients are about to be unscaled."""
+        self._slips.on_dividing(optimizer)
 
     @harmless
     def updated(self, scaler: Any, update: ScaleUpdate) -> None:
         """Record an update; where a step was skipped, with its cause. The record comes also where that fails."""
         self._explanation = None
+        self._count(update)
         if any(update.skipped):
             self._explain(scaler)
         self._sample(scaler, update)
         told = self._explanation
         self.history.add(update, told.kind if told else None, told.where[:3] if told else ())
+
+    @harmless
+    def _count(self, update: ScaleUpdate) -> None:
+        self._slips.on_updated(update)
 
     @harmless
     def _explain(self, scaler: Any) -> None:
@@ -121,9 +146,11 @@ class ScalerLog:
             self._look(scaler)
 
     def _look(self, scaler: Any) -> None:
-        """Write down what is wrong without a skip, when that has changed."""
-        causes = explained(scaler, RUN).causes
-        wrong = [cause.as_dict() for cause in causes if cause.kind in WITHOUT_SKIP]
+        """Write down what is wrong without a skip, when that has changed; of a scaler that is gone, what was seen."""
+        if scaler is not None:
+            causes = explained(scaler, RUN).causes
+            self._seen = [cause.as_dict() for cause in causes if cause.kind in WITHOUT_SKIP]
+        wrong = [*(cause.as_dict() for cause in self._slips.causes()), *self._seen]
         if wrong != self._wrong:
             self._causes.append(self.history.next_step, {"without_skip": True, "causes": wrong})
         self._wrong = wrong
@@ -156,9 +183,8 @@ class ScalerLog:
     @harmless
     def close(self) -> None:
         """Hear no more."""
-        scaler = self._scaler()
-        if scaler is not None and self.enabled:
-            self._look(scaler)
+        if self.enabled:
+            self._look(self._scaler())
         for handle in (self._ears, *(find() for find in self._watches)):
             if handle is not None:
                 handle.remove()

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import lucid
+from lucid.amp.cli.run._clipping import Call, Clipping
 from lucid.amp.cli.run._folder import Folder
 from lucid.amp.cli.run._harmless import harmless
 from lucid.amp.cli.run._log import Options, PlainLog, ScalerLog
@@ -62,13 +63,16 @@ class Observer:
         }
         self._variables = _variables()
         self._notice = Notice(self._scaler_made, self._model_called if options.watch else None)
+        self._clipping = Clipping(self._clipped, lambda: any(log.scaling for log in self.scalers))
 
     def __enter__(self) -> Observer:
         self._write()
         self._notice.__enter__()
+        self._clipping.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._clipping.__exit__()
         self._notice.__exit__()
 
     def note(self, words: str) -> None:
@@ -122,6 +126,10 @@ class Observer:
         for find, facts in self.models:
             log.watch(find(), facts["name"])
         self._write()
+
+    def _clipped(self, call: Call) -> None:
+        for log in self.scalers:
+            log.clipped(call)
 
     @harmless
     def _model_called(self, model: nn.Module) -> None:
