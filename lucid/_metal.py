@@ -7,14 +7,14 @@ device: what is sent to ``"metal"`` lives on the real device, and nothing here i
 Importing this file teaches nothing; :func:`teach` does.
 """
 
-import sys
 import threading
-import warnings
 from collections.abc import Callable
 from functools import cache, update_wrapper, wraps
 from typing import Any
 
 import torch
+
+from lucid._warning import warn
 
 NAME = "metal"
 
@@ -218,10 +218,4 @@ def _say_that_it_is_the_cpu() -> None:
         said, _cpu_was_said = _cpu_was_said, True
     if said:
         return
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lucid", "torch"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
-        f'"{NAME}" is the CPU on this machine, where PyTorch finds no GPU: everything works, at its speed',
-        stacklevel=level,
-    )
+    warn(f'"{NAME}" is the CPU on this machine, where PyTorch finds no GPU: everything works, at its speed')

@@ -93,6 +93,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
 PARTS: dict[str, tuple[str, ...]] = {
     "lucid.amp._settings": ("lucid.amp._schedule", "lucid.amp._division", "lucid.amp._consensus"),
     "lucid.amp._events": (
+        "lucid._warning",
         "lucid.amp._schedule",
         "lucid.amp._stages",
         "lucid.amp._alarm",
@@ -101,10 +102,11 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
 }
 STORY = ("lucid.amp._grad_scaler", "lucid.amp._autocast")
-INSIDE = (*PURE, *TENSORS, *PARTS, *STORY, "lucid.amp", "lucid._metal")
+INSIDE = (*PURE, *TENSORS, *PARTS, *STORY, "lucid.amp", "lucid._metal", "lucid._warning")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lucid": ("lucid._metal", "lucid._names", "lucid.amp", "lucid.nn", "lucid.optim"),
-    "lucid._metal": (),
+    "lucid._warning": (),
+    "lucid._metal": ("lucid._warning",),
     "lucid._alias": (),
     "lucid.nn": ("lucid._metal", "lucid._alias"),
     "lucid.optim": ("lucid._metal", "lucid._alias"),
@@ -112,7 +114,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lucid.amp._schedule": (),
     "lucid.amp._stages": (),
     "lucid.amp._alarm": ("lucid.amp._schedule",),
-    "lucid.amp._journal": (),
+    "lucid.amp._journal": ("lucid._warning",),
     "lucid.amp._ballots": (),
     **TENSORS,
     **PARTS,

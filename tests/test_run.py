@@ -249,6 +249,53 @@ def test_a_script_ends_as_with_python(name: str, tmp_path: Path) -> None:
     assert "lucid/amp" not in watched.err
 
 
+SCALED = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+def backward(x=torch.ones(2, 4)):
+    scaler.scale(model(x).float().sum()).backward()
+"""
+RAISES = {
+    "float16 parameters": "model.half()\nbackward(torch.ones(2, 4).half())\nscaler.step(optimizer)",
+    "a cause and a context": (
+        "class Bad(torch.optim.SGD):\n    def step(self, closure=None):\n        1 / 0\n"
+        "backward()\ntry:\n    scaler.step(Bad(model.parameters(), lr=0.1))\nexcept ZeroDivisionError as error:\n"
+        "    try:\n        scaler.unscale_(optimizer)\n        scaler.unscale_(optimizer)\n"
+        "    except RuntimeError:\n        raise KeyError('mine') from error"
+    ),
+    "clipping": (
+        "backward()\nmodel[0].weight.grad[0] = torch.nan\n"
+        "nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)"
+    ),
+    "a scaler that cannot be made": "torch.amp.GradScaler('cpu', growth_factor=0.5)",
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_a_traceback_shows_nothing_of_what_watches(name: str, tmp_path: Path) -> None:
+    """Through scaler, optimizer and clipping, with what stands behind it: the very lines of ``python train.py``."""
+    script(tmp_path, SCALED + RAISES[name])
+    alone, watched = by_python(["train.py"], tmp_path), in_child(["run", "train.py"], tmp_path)
+    assert (watched.status, alone.status) == (1, 1)
+    assert watched.err.endswith(alone.err), watched.err
+
+
+HOOKED = str(Path("torch", "nn", "modules", "module.py"))
+
+
+def test_a_traceback_out_of_a_forward_has_frames_of_pytorch_more(tmp_path: Path) -> None:
+    """PyTorch calls a module that has hooks from a function of its own; the lines of the script are the same."""
+    script(tmp_path, SCALED + "backward(torch.ones(2, 5))")
+    alone, watched = by_python(["train.py"], tmp_path), in_child(["run", "train.py"], tmp_path)
+    mine, its = ([line for line in done.err.splitlines() if " File " in line] for done in (watched, alone))
+    assert [line for line in mine if "lucid/amp" in line] == []
+    assert [line for line in mine if HOOKED not in line] == [line for line in its if HOOKED not in line]
+    assert len([line for line in mine if HOOKED in line]) > len([line for line in its if HOOKED in line])
+
+
 @pytest.mark.alone
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no such signals")
 def test_an_interrupt_ends_the_process_by_the_signal(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Knows updates, the turns of optimizers with their answers, and listeners. Refuse
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from lucid._warning import warn
 from lucid.amp import _causes
 from lucid.amp._alarm import Alarm
 from lucid.amp._gradients import Gradient
@@ -132,7 +132,7 @@ class Events:
     def _tell_updated(self, update: ScaleUpdate, given: bool) -> None:
         try:
             for message in self._alarm.messages(update, self._names_not_finite, given):
-                warnings.warn(message, stacklevel=4)
+                warn(message)
         finally:  # where warnings are errors, too
             for hook in list(self._update_hooks.values()):
                 hook(self, update)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from lucid._warning import warn
 
 __all__ = ["Journal", "read_lines"]
 
@@ -57,10 +58,7 @@ class Journal:
             self._write(line)
         except OSError as error:
             self._writer = None
-            warnings.warn(
-                f"{self.path} cannot be written any more ({error}); the training goes on without it",
-                stacklevel=2,
-            )
+            warn(f"{self.path} cannot be written any more ({error}); the training goes on without it")
 
     def _write(self, line: bytes) -> None:
         if self._file is None:
@@ -93,7 +91,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     lines = [_parsed(line) for line in whole if line]
     unreadable = lines.count(None)
     if unreadable:
-        warnings.warn(f"{path}: {unreadable} of {len(lines)} lines cannot be read; left out", stacklevel=2)
+        warn(f"{path}: {unreadable} of {len(lines)} lines cannot be read; left out")
     return [line for line in [*lines, _parsed(last)] if line is not None]
 
 

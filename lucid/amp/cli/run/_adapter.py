@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lucid._warning import warn
 from lucid.amp import GradScaler
 from lucid.amp._stages import Stage
 from lucid.amp.cli.run._states import States
@@ -44,7 +44,7 @@ class PyTorchScaler(GradScaler):
         process_group: Any = None,
     ) -> None:
         if enabled and torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            warnings.warn("GradScaler is enabled, but CUDA is not available.  Disabling.", stacklevel=2)
+            warn("GradScaler is enabled, but CUDA is not available.  Disabling.")
             enabled = False
         self._device, self._init_scale, self._init_growth_tracker = device, init_scale, 0
         self._found: dict[int, dict[torch.device, Tensor]] = {}

@@ -19,6 +19,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from lucid.amp.cli import Refusal
+from lucid.amp.cli.run._frames import without_ours
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def _set_path(first: str) -> None:
 
 
 def _compiled(path: str) -> CodeType:
-    with io.open_code(os.path.abspath(path)) as file:
+    # The interpreter, too, makes the path absolute before it compiles: tracebacks and warnings show it.
+    path = os.path.abspath(path)
+    with io.open_code(path) as file:
         # Our own `from __future__` lines are not the script's.
         return compile(file.read(), path, "exec", dont_inherit=True)
 
@@ -167,10 +170,10 @@ def _print_without_us(error: BaseException) -> None:
     hook = sys.excepthook
 
     def print_theirs(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        """Print what is raised as the interpreter does, this error from the script's first frame on."""
+        """Print what is raised as the interpreter does, this error with the script's frames and what it called."""
         if value is error:
-            trace = theirs
-            value = value.with_traceback(theirs)
+            value = without_ours(value, theirs)
+            trace = value.__traceback__
         hook(kind, value, trace)
 
     sys.excepthook = print_theirs
