@@ -103,6 +103,14 @@ def test_a_quiet_run_needs_nothing(folder: Folder) -> None:
     assert folder.content().verdict == "All 30 updates landed. Nothing need be changed."
 
 
+def test_updates_without_a_step_are_not_called_well(folder: Folder) -> None:
+    """Where no optimizer was stepped through the scaler, nothing was checked, and nothing is called finite."""
+    with History(path=folder.path / "updates.jsonl") as history:
+        for step in range(5):
+            history.add(ScaleUpdate(step, 64.0, 64.0, False, ()))
+    assert folder.findings() == [("look", "No optimizer was stepped through the scaler")]
+
+
 def test_a_search_at_the_beginning_is_no_fault(folder: Folder) -> None:
     """Skips before the first step that lands are the scale coming down; the start that saves them is named."""
     folder.updates([BACKWARD] * 4 + [None] * 30)

@@ -28,6 +28,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 }
 STEPS = 6
 CLIPPED = "Gradients were clipped while they were still scaled"
+BYPASSED = "An optimizer stepped past the scaler"
 UNSCALED = "Gradients were divided by the scale, and no loss was multiplied by it"
 
 
@@ -50,7 +51,7 @@ def told(path: Path, script: Callable[[], object]) -> tuple[Finding, ...]:
 
 def slips(path: Path, script: Callable[[], object]) -> list[str]:
     """The titles of what is told beyond the skips."""
-    return [each.title for each in told(path, script) if each.title.startswith((CLIPPED, UNSCALED))]
+    return [each.title for each in told(path, script) if each.title.startswith((CLIPPED, UNSCALED, BYPASSED))]
 
 
 class Training:
@@ -303,5 +304,103 @@ def test_a_loss_that_may_be_scaled_in_compiled_code_is_no_slip(tmp_path: Path) -
         it = Training(GradScaler(1024.0))
         it.run(steps=1)
         without_scale(it)
+
+    assert slips(tmp_path, script) == []
+
+
+def past_the_scaler(it: Training, steps: int = STEPS) -> None:
+    """Scaled, and stepped as if it were not."""
+    for _ in range(steps):
+        it.backward()
+        it.optimizer.step()
+        if isinstance(it.scaler, GradScaler):  # PyTorch's refuses an update without a step
+            it.scaler.update()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_past_the_scaler_asks_for_action(fused: bool, make: Any, tmp_path: Path) -> None:
+    """Whose step it was, how often, on what, and what to call instead."""
+    found = told(tmp_path, lambda: past_the_scaler(Training(make(init_scale=1024.0), fused=fused)))
+    (first,) = [each for each in found if each.title.startswith(BYPASSED)]
+    assert (first.weight, first.title) == ("act", f"{BYPASSED}: SGD.step()")
+    assert first.facts[0].startswith(f"`SGD.step()` was called {STEPS} times by itself")
+    assert "`scaler.step(optimizer)` instead of `optimizer.step()`" in first.advice
+
+
+def divided_by_hand(it: Training) -> None:
+    """The manual way."""
+    assert it.weight.grad is not None
+    it.weight.grad /= it.scaler.get_scale()
+
+
+def replaced_by_hand(it: Training) -> None:
+    """The manual way, out of place."""
+    assert it.weight.grad is not None
+    it.weight.grad = it.weight.grad / it.scaler.get_scale()
+
+
+class Wrapper(torch.optim.SGD):
+    """An optimizer whose step is its scaler's step of another one."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step the other one."""
+        self.scaler.step(self.inner)
+
+
+class DividesItself(torch.optim.SGD):
+    """An optimizer that divides by the scale itself."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Divide and step."""
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad /= self.scaler.get_scale()
+        super().step()
+
+
+@pytest.mark.parametrize("by_hand", [divided_by_hand, replaced_by_hand, lambda it: it.scaler.unscale_(it.optimizer)])
+def test_what_was_divided_by_hand_is_no_slip(by_hand: Any, make: Any, tmp_path: Path) -> None:
+    """Gradients that somebody changed since the backward may have their true values."""
+
+    def script() -> None:
+        it = Training(make(init_scale=1024.0))
+        for _ in range(STEPS):
+            it.backward()
+            by_hand(it)
+            it.optimizer.step()
+            it.scaler.update(1024.0)
+
+    assert slips(tmp_path, script) == []
+
+
+@pytest.mark.parametrize("kind", [Wrapper, DividesItself])
+def test_an_optimizer_that_sees_to_it_itself_is_no_slip(kind: Any, make: Any, tmp_path: Path) -> None:
+    """A wrapper calls the scaler from its own step; another one divides there."""
+
+    def script() -> None:
+        it = Training(make(init_scale=1024.0))
+        outer = kind([it.weight], lr=0.1)
+        outer.scaler, outer.inner = it.scaler, it.optimizer
+        for _ in range(STEPS):
+            it.backward()
+            outer.step()
+            it.scaler.update(1024.0)
+
+    assert slips(tmp_path, script) == []
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_model_that_is_trained_unscaled_beside_it_is_no_slip(reached: bool, make: Any, tmp_path: Path) -> None:
+    """Stepped while another's scaled gradients wait, also where the scaled loss reaches its weight, too."""
+
+    def script() -> None:
+        it, critic = Training(make(init_scale=1024.0)), nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([critic], lr=0.1)
+        for _ in range(STEPS):
+            it.optimizer.zero_grad()
+            it.scaler.scale((it.weight * (critic if reached else 2)).sum()).backward()
+            optimizer.zero_grad()
+            (3 * critic).sum().backward()
+            optimizer.step()
+            it.step()
 
     assert slips(tmp_path, script) == []

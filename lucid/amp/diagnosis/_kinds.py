@@ -20,6 +20,7 @@ class Kind(str, enum.Enum):
     ZERO = "gradients exactly zero"
     CLIPPED = "clipped before unscaling"
     UNSCALED = "divided and never scaled"
+    BYPASSED = "stepped past the scaler"
     UNKNOWN = "not known"
 
 
@@ -59,6 +60,7 @@ ADVICE: dict[Kind | Reason, str] = {
         "Call `scaler.unscale_(optimizer)` between `backward()` and the clipping. `lucid.amp.GradScaler` does both in "
         "one call, `scaler.clip_grad_norm_(optimizer, max_norm)`, and returns the true norm."
     ),
+    Kind.BYPASSED: "Call `scaler.step(optimizer)` instead of `optimizer.step()`, and `scaler.update()` after it.",
     Kind.UNSCALED: "Call `scaler.scale(loss).backward()` instead of `loss.backward()`.",
     Kind.UNKNOWN: (
         "Whether the loss itself was finite is not known. "

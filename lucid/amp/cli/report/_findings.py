@@ -123,7 +123,14 @@ def _way_back(scaler: ScalerRun) -> str:
 
 def _quiet(scaler: ScalerRun, name: str) -> Iterator[Finding]:
     history = scaler.history
-    if history and not any(record.overflow for record in history):
+    if history and not any(record.overflow or record.skipped for record in history):
+        yield Finding(
+            "look",
+            f"No optimizer{name} was stepped through the scaler",
+            (f"{len(history)} updates without a `scaler.step(optimizer)`: no step can be skipped.",),
+            "Call `scaler.step(optimizer)` instead of `optimizer.step()`.",
+        )
+    elif history and not any(record.overflow for record in history):
         scales = {record.scale for record in history}
         grown = f" It grew from {power(history[0].scale)} to {power(history[-1].scale)}." if len(scales) > 1 else ""
         yield Finding(

@@ -41,6 +41,7 @@ TITLES = {
     Kind.HALF.value: "A parameter is float16",
     Kind.ZERO.value: "Gradients are exactly zero",
     Kind.CLIPPED.value: "Gradients were clipped while they were still scaled",
+    Kind.BYPASSED.value: "An optimizer stepped past the scaler",
     Kind.UNSCALED.value: "Gradients were divided by the scale, and no loss was multiplied by it",
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lucid.amp import GradScaler, ScaleUpdate, diagnosis
 from lucid.amp._journal import Journal
@@ -81,6 +81,7 @@ class ScalerLog:
         self._unsaved: dict[int, str] = {}
         self._slips = Slips(every_scale_is_heard=not isinstance(scaler, GradScaler))
         self._ears = listen(scaler, self)
+        self._steps = register_optimizer_step_post_hook(self._stepped) if self.enabled else None
 
     @property
     def enabled(self) -> bool:
@@ -94,7 +95,7 @@ class ScalerLog:
     @harmless
     def scaled(self, scaler: Any, outputs: Any) -> None:
         """A backward is to come."""
-        self._slips.on_scaled()
+        self._slips.on_scaled(outputs)
         if self.observer.folder.rank == 0:
             self._sampler.begin(self.history.next_step)
 
@@ -112,6 +113,14 @@ class ScalerLog:
     def dividing(self, scaler: Any, optimizer: Any) -> None:
         """Gradients are about to be unscaled."""
         self._slips.on_dividing(optimizer)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._slips.scaled:
+            self._look_at(optimizer)
+
+    @harmless
+    def _look_at(self, optimizer: Any) -> None:
+        self._slips.on_stepped(optimizer)
 
     @harmless
     def updated(self, scaler: Any, update: ScaleUpdate) -> None:
@@ -185,7 +194,8 @@ class ScalerLog:
         """Hear no more."""
         if self.enabled:
             self._look(self._scaler())
-        for handle in (self._ears, *(find() for find in self._watches)):
+        self._slips.close()
+        for handle in (self._ears, self._steps, *(find() for find in self._watches)):
             if handle is not None:
                 handle.remove()
         self.history.close()

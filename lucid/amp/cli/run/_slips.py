@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lucid.amp import ScaleUpdate
+from lucid.amp.cli.run._bypass import Suspect, parameters_of
 from lucid.amp.cli.run._clipping import BOUNDS, Call
 from lucid.amp.diagnosis._kinds import ADVICE, Kind
 from lucid.amp.diagnosis._taps import local_values
 from lucid.amp.diagnosis._words import Cause, number
+
+SUSPECTS = 4
+"""So many optimizers of a script are looked at that step by themselves."""
 
 AT_MOST = 64
 """So many calls of an iteration are remembered."""
@@ -57,12 +61,16 @@ class Slips:
         self._found: list[tuple[Call, Tensor]] = []
         self._times: dict[str, int] = {}
         self._bounds: dict[str, float] = {}
+        self._cleared: list[Callable[[], Any]] = []
+        self._suspects: list[Suspect] = []
         self._unscaled = 0
         self._updates = 0
         self._scale = 1.0
 
-    def on_scaled(self) -> None:
-        """A loss was scaled."""
+    def on_scaled(self, outputs: Any) -> None:
+        """A loss was scaled, and is run backward next."""
+        for suspect in () if torch.compiler.is_compiling() else self._suspects:
+            suspect.on_scaled(outputs)
         self.scaled = True
         self._may_be_scaled = not self._every_scale_is_heard
 
@@ -70,7 +78,7 @@ class Slips:
         """Remember which gradients were clipped that are still scaled, if any of this scaler's are."""
         if not self.scaled or not math.isfinite(call.bound):
             return
-        divided = {id(parameter) for optimizer in self._divided for parameter in _parameters(optimizer)}
+        divided = {id(parameter) for optimizer in self._divided for parameter in parameters_of(optimizer)}
         gradients = {
             id(parameter): weakref.ref(parameter.grad)
             for parameter in call.parameters
@@ -82,25 +90,54 @@ class Slips:
     def on_dividing(self, optimizer: Any) -> None:
         """What was clipped until now, and is divided by the scale only now, was clipped too early."""
         self._divided.append(optimizer)
+        if self._suspects:
+            mine = set(map(id, parameters_of(optimizer)))
+            # Its step was a wrapper's, or it does both.
+            self._drop([one for one in self._suspects if not mine.isdisjoint(map(id, parameters_of(one.find())))])
         for call, clipped in self._calls:
             gradients = [
                 parameter.grad
-                for parameter in _parameters(optimizer)
+                for parameter in parameters_of(optimizer)
                 if id(parameter) in clipped and clipped[id(parameter)]() is parameter.grad is not None
             ]
             if gradients:
                 self._found.append((call, _was_bound(call, gradients)))
 
+    def on_stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped, by its scaler or not."""
+        cleared = any(each is optimizer for each in (*self._divided, *(find() for find in self._cleared)))
+        if cleared or not self.scaled:
+            return
+        suspect = next((one for one in self._suspects if one.find() is optimizer), None)
+        if suspect is None and len(self._suspects) < SUSPECTS and getattr(optimizer, "grad_scale", None) is None:
+            suspect = Suspect(optimizer)
+            self._suspects.append(suspect)
+        if suspect is not None:
+            suspect.on_stepped()
+
+    def _drop(self, suspects: list[Suspect]) -> None:
+        for suspect in suspects:
+            suspect.forget()
+            self._suspects.remove(suspect)
+            self._cleared.append(suspect.find)
+
+    def close(self) -> None:
+        """Look no more."""
+        for suspect in self._suspects:
+            suspect.forget()
+
     def on_updated(self, update: ScaleUpdate) -> None:
         """Count, and begin the next iteration."""
         self._updates += 1
+        self._scale = update.scale
         if update.scale != 1.0 and not update.overflow:
-            self._scale = update.scale
             self._unscaled += bool(self._divided) and not (self.scaled or self._may_be_scaled)
             calls = {call.name: call for call, was_bound in self._found if was_bound.item()}
             for name, call in calls.items():
                 self._times[name] = self._times.get(name, 0) + 1
                 self._bounds[name] = call.bound
+        for suspect in self._suspects:
+            suspect.forget()
         self.scaled, self._divided, self._found = False, [], []
         self._calls.clear()
 
@@ -119,6 +156,19 @@ class Slips:
                     ADVICE[Kind.CLIPPED],
                 ),
             )
+        for suspect in self._suspects:
+            if suspect.shown:
+                yield Cause(
+                    Kind.BYPASSED.value,
+                    f"{suspect.name}.step()",
+                    (),
+                    (
+                        f"`{suspect.name}.step()` was called {suspect.times:,} times by itself, after the backward of "
+                        "a scaled loss: it took gradients that were still multiplied by the scale, and would take "
+                        "infinite ones.",
+                        ADVICE[Kind.BYPASSED],
+                    ),
+                )
         if self._unscaled >= ENOUGH and not self._may_be_scaled:
             yield Cause(
                 Kind.UNSCALED.value,
@@ -131,10 +181,6 @@ class Slips:
                     ADVICE[Kind.UNSCALED],
                 ),
             )
-
-
-def _parameters(optimizer: Any) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 @torch.no_grad()
