@@ -5,11 +5,8 @@ Knows what stands between a script and PyTorch while it is watched. Refuses to k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any
-
-import torch
+from collections.abc import Iterator
+from types import FrameType, TracebackType
 
 from lucid.amp.cli.run import _clipping, _notice
 from lucid.amp.diagnosis import _taps
@@ -44,13 +41,14 @@ def _all_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _without_stand_ins(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without what stands between; whole where it was there that something was raised."""
+    """The traceback without what stands between; of a stand-in that itself raised, the last frame stays."""
     kept: list[TracebackType] = []
-    compiler, ours = _compilers_file(), False
+    ours, wrapper = False, None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        # A stand-in is kept out of compiled code by a wrapper, which calls it.
-        ours = file in BETWEEN or (ours and file == compiler)
+        ours = file in BETWEEN or (ours and file == wrapper)
+        if file in BETWEEN:
+            wrapper = _wrapper_of(trace.tb_frame)
         if not ours or (trace.tb_next is None and file in BETWEEN):
             kept.append(trace)
         trace = trace.tb_next
@@ -60,7 +58,11 @@ def _without_stand_ins(trace: TracebackType | None) -> TracebackType | None:
     return told
 
 
-def _compilers_file() -> str:
-    """Where PyTorch's ``torch.compiler.disable`` puts a frame before what it is given."""
-    disable: Callable[[Any], Any] = torch.compiler.disable
-    return str(disable(_compilers_file).__code__.co_filename)
+def _wrapper_of(frame: FrameType) -> str | None:
+    """The file of the frame by which PyTorch keeps a stand-in's work out of compiled code; None where there is none.
+
+    Asked of the stand-in: to make such a wrapper here would load the compiler, and Python would then forget that it
+    has to die of SIGINT.
+    """
+    around = getattr(frame.f_locals.get("self"), "around", None)
+    return getattr(getattr(around, "__code__", None), "co_filename", None)
