@@ -69,10 +69,14 @@ class Flags:
     """The flags that verdicts are made of.
 
     One that was read and found to be zero is lent again, which spares a launch for each optimizer and step.
+
+    Attributes:
+        take_back: takes a verdict whose flags are known to be zero, and lends them again.
     """
 
     def __init__(self) -> None:
         self._zeros: Verdict = {}
+        self.take_back = self._zeros.update
 
     def of(self, verdict: Verdict, device: torch.device) -> Tensor:
         """Return the verdict's flag on a device; it is zero until a quotient there is not finite."""
@@ -99,10 +103,6 @@ class Flags:
         if not overflow:
             self.take_back(verdict)
         return overflow, read[len(verdict) :]
-
-    def take_back(self, verdict: Verdict) -> None:
-        """Lend the flags of a verdict again, all of which are known to be zero."""
-        self._zeros.update(verdict)
 
 
 class Divisor:
