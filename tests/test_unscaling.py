@@ -54,6 +54,15 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[float]:
     return [parameter.grad.item() for parameter in optimizer.param_groups[0]["params"]]
 
 
+def calls_of(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> dict[str, Callable[[], object]]:
+    """The three calls that divide, by name; the clipping has nothing to clip."""
+    return {
+        "unscale_": lambda: scaler.unscale_(optimizer),
+        "step": lambda: scaler.step(optimizer),
+        "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),
+    }
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("begin", ["unscale_", "step", "clip_grad_norm_"])
 def test_no_retry_divides_again(
@@ -61,11 +70,7 @@ def test_no_retry_divides_again(
 ) -> None:
     """After an error between two divisions of 9 by 3 one is 3 and one 9: a retry changes neither, and step skips."""
     scaler = GradScaler(3.0)
-    calls: dict[str, Callable[[], object]] = {
-        "unscale_": lambda: scaler.unscale_(optimizer),
-        "step": lambda: scaler.step(optimizer),
-        "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),
-    }
+    calls = calls_of(scaler, optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(_torch, "divide_", failing(_torch.divide_, error))
         with pytest.raises(error, match="no memory"):
@@ -91,11 +96,7 @@ def test_autograd_is_as_it_was(
     for parameter in optimizer.param_groups[0]["params"]:
         parameter.grad.requires_grad_(True)
     scaler = GradScaler(3.0)
-    calls: dict[str, Callable[[], object]] = {
-        "unscale_": lambda: scaler.unscale_(optimizer),
-        "step": lambda: scaler.step(optimizer),
-        "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),
-    }
+    calls = calls_of(scaler, optimizer)
     if fails:
         monkeypatch.setattr(_torch, "divide_", failing(_torch.divide_, MemoryError))
     with torch.set_grad_enabled(enabled):
@@ -122,11 +123,7 @@ def test_an_interrupt_at_any_line_divides_nothing_twice(begin: str) -> None:
         parameter = Parameter(torch.zeros(1))
         parameter.grad = torch.full_like(parameter, 8.0)
         scaler, optimizer = GradScaler(4.0), torch.optim.SGD([parameter], lr=1.0)
-        calls: dict[str, Callable[[], object]] = {
-            "unscale_": lambda: scaler.unscale_(optimizer),  # noqa: B023 (called in this turn of the loop)
-            "step": lambda: scaler.step(optimizer),  # noqa: B023
-            "clip_grad_norm_": lambda: scaler.clip_grad_norm_(optimizer, 1e9),  # noqa: B023
-        }
+        calls = calls_of(scaler, optimizer)
         if not interrupted(calls[begin], line, UNTIL_THE_STEP):
             break
         assert parameter.grad.item() in (8.0, 2.0)

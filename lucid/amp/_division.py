@@ -45,7 +45,7 @@ class Factors(dict[tuple[torch.device, torch.dtype], Tensor]):
         self._value = value
 
     def __missing__(self, key: tuple[torch.device, torch.dtype]) -> Tensor:
-        device = key[0]
+        device, dtype = key
         if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"the scale was used for the first time on {device} inside a CUDA graph capture. Call scale() once "
@@ -53,7 +53,7 @@ class Factors(dict[tuple[torch.device, torch.dtype], Tensor]):
             )
         # One that was made in inference mode could be neither refreshed nor used for training later.
         with torch.inference_mode(False):
-            factor = torch.full((), self._value, dtype=key[1], device=device)
+            factor = torch.full((), self._value, dtype=dtype, device=device)
         if type(factor) is Tensor:  # a fake one serves the fake tensors that it was made beside, and nothing later
             self[key] = factor
         return factor

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lucid.amp import _torch
+from lucid.amp._meshes import parameters_of
 from lucid.amp.diagnosis._trees import tensors_in
 
 TRIES = 3
@@ -99,12 +100,6 @@ class Suspect:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._nodes, self._backwards, self._left = [], [], 0, {}
-
-
-def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """The parameters of an optimizer, of none where it is gone."""
-    groups = optimizer.param_groups if optimizer is not None else ()
-    return (parameter for group in groups for parameter in group["params"])
 
 
 def _reached_by(nodes: list[Any]) -> Iterator[int]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lucid.amp import ScaleUpdate
-from lucid.amp.cli.run._bypass import Suspect, parameters_of
+from lucid.amp._meshes import parameters_of
+from lucid.amp.cli.run._bypass import Suspect
 from lucid.amp.cli.run._clipping import BOUNDS, Call
 from lucid.amp.diagnosis._kinds import ADVICE, Kind
 from lucid.amp.diagnosis._taps import local_values
@@ -59,8 +60,7 @@ class Slips:
         self._calls: deque[Clipped] = deque(maxlen=AT_MOST)
         self._divided: list[Any] = []
         self._found: list[tuple[Call, Tensor]] = []
-        self._times: dict[str, int] = {}
-        self._bounds: dict[str, float] = {}
+        self._clips: dict[str, tuple[int, float]] = {}
         self._cleared: list[Callable[[], Any]] = []
         self._suspects: list[Suspect] = []
         self._unscaled = 0
@@ -134,8 +134,8 @@ class Slips:
             self._unscaled += bool(self._divided) and not (self.scaled or self._may_be_scaled)
             calls = {call.name: call for call, was_bound in self._found if was_bound.item()}
             for name, call in calls.items():
-                self._times[name] = self._times.get(name, 0) + 1
-                self._bounds[name] = call.bound
+                times, _ = self._clips.get(name, (0, 0.0))
+                self._clips[name] = times + 1, call.bound
         for suspect in self._suspects:
             suspect.forget()
         self.scaled, self._divided, self._found = False, [], []
@@ -143,8 +143,8 @@ class Slips:
 
     def causes(self) -> Iterator[Cause]:
         """What was found so far."""
-        for name, times in self._times.items():
-            bound, of = self._bounds[name], "each true element" if name == "clip_grad_value_" else "the true norm"
+        for name, (times, bound) in self._clips.items():
+            of = "each true element" if name == "clip_grad_value_" else "the true norm"
             yield Cause(
                 Kind.CLIPPED.value,
                 f"{name}({BOUNDS[name]}={bound:g})",
