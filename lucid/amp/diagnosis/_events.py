@@ -172,11 +172,8 @@ class _LucidTaps(Taps):
         return result
 
     def on_step(self, method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Step; before it, tell that gradients are divided, if nothing else divided them."""
+        """Step, or unscale and clip; before it, tell that gradients are divided, if nothing else divided them."""
         self.begin(optimizer)
         return method(optimizer, *args, **kwargs)
 
-    def on_clip_grad_norm_(self, method: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Unscale and clip; before it, tell that gradients are divided."""
-        self.begin(optimizer)
-        return method(optimizer, *args, **kwargs)
+    on_clip_grad_norm_ = on_step

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from lucid.amp.diagnosis._ranges import Ranges, Row
 
-__all__ = ["COLUMNS", "cells", "findings", "page", "percent", "power", "table", "text"]
+__all__ = ["COLUMNS", "TINY", "cells", "findings", "page", "percent", "power", "table", "text"]
 
 TOLERABLE, TOLERABLE_IN_ONE = 1.0, 10.0
 """Percent of what is not zero that may be flushed, of all gradients and of one, where float16 is said to suit them."""
+
+TINY = 1e-3
+"""Of a scale below this the digits say less than the power of two."""
 
 SHOWN_SHIFTS = (-8, -4, 0, 4, 8)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -190,7 +193,7 @@ def _flushed(rows: Iterable[Row], shift: int) -> float:
 def _in_force(scale: float) -> str:
     """A scale in digits; a tiny one as a power of two, where it is one."""
     exponent = math.log2(scale)
-    return power(exponent) if scale < 1e-3 and exponent.is_integer() else number(scale)
+    return power(exponent) if scale < TINY and exponent.is_integer() else number(scale)
 
 
 def _scale(scale: float) -> str:

@@ -15,13 +15,10 @@ from lucid.amp.cli.report._findings import findings
 from lucid.amp.cli.report._layers import section_of
 from lucid.amp.cli.report._run import Run, ScalerRun
 from lucid.amp.cli.report._text import png_of, power, span
-from lucid.amp.diagnosis._ranges_shown import percent
+from lucid.amp.diagnosis._ranges_shown import TINY, percent
 
 SHOWN = 500
 """So many skips are listed, the first ones."""
-
-SMALL = 1e-3
-"""Of a scale below this the digits say less than the power of two."""
 
 
 def content_of(run: Run) -> Content:
@@ -76,7 +73,7 @@ def _tiles(run: Run) -> Iterator[Tile]:
         if scaler.history:
             which = f" of scaler {scaler.number + 1}" if len(run.scalers) > 1 else ""
             now, first = scaler.history[-1].new_scale, scaler.history[0].scale
-            value, note = (power(now), "") if now < SMALL else (f"{now:,.6g}", f"{power(now)}; ")
+            value, note = (power(now), "") if now < TINY else (f"{now:,.6g}", f"{power(now)}; ")
             yield Tile(f"scale{which}", value, f"{note}began at {power(first)}")
 
 
