@@ -50,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Said once a process on a machine without an accelerator, to whichever test comes first.
     # tests/test_metal.py asserts it with pytest.warns.
     config.addinivalue_line("filterwarnings", 'ignore:"metal" is the CPU:UserWarning')
+    # Said on CUDA by PyTorch's own modules when torch.compiler.reset imports them.
+    config.addinivalue_line("filterwarnings", "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
     # Said once on CUDA by the first backward of a thread; PyTorch then makes the context that it misses.
     config.addinivalue_line("filterwarnings", "ignore:Attempting to run cuBLAS:UserWarning")
 

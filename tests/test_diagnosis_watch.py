@@ -522,8 +522,9 @@ def test_inputs_do_not_keep_their_graph(make: Callable[..., Any]) -> None:
     assert end_of_the_graph() is None
 
 
-def test_a_wrapped_model_is_looked_into(make: Callable[..., Any]) -> None:
+def test_a_wrapped_model_is_looked_into(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """DataParallel and a compiled module are watched under the inner module's names."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else DataParallel wants its module on the GPU
     for wrapper in (nn.DataParallel, lambda model: torch.compile(model, backend="eager")):
         model, scaler = net(), make(init_scale=4.0)
         wrapped = wrapper(model)

@@ -213,9 +213,9 @@ def test_a_parameter_goes_to_metal_in_the_graph() -> None:
 
 
 def test_a_packed_sequence_goes_to_metal() -> None:
-    """PyTorch's own callers of ``to`` hand the name on."""
+    """What is neither tensor nor module reads its arguments itself, and is given the device."""
     packed = nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
-    assert packed.to("metal").data.device.type == REAL.type
+    assert packed.to(lucid.device("metal")).data.device.type == REAL.type
 
 
 @pytest.mark.parametrize(

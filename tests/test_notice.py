@@ -85,8 +85,9 @@ def test_what_is_not_trained_is_no_model(seen: Seen) -> None:
     assert seen.models == []
 
 
-def test_the_module_inside_a_wrapper_is_noticed(seen: Seen) -> None:
+def test_the_module_inside_a_wrapper_is_noticed(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """`DataParallel` is not the model: what it was given is, once."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else DataParallel wants its module on the GPU
     inside = nn.Linear(2, 2)
     inside(torch.ones(1, 2))
     nn.DataParallel(inside)(torch.ones(1, 2))
