@@ -194,7 +194,7 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
     spans: _memory.Spans = [], []
     begins, ends = spans
     low = high = 0
-    dtype, are_alike, are_apart = None, True, True
+    dtype, index, are_alike, are_apart = None, 0, True, True
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -211,8 +211,8 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
             # 0: no element, or no memory of its own. Half of a complex number may be negative by a bit alone.
             if has_gaps or not begin or (end <= begin + _LARGEST_NUMBER and gradient.is_neg()):
                 return None
-            if gradient.dtype is not dtype or not gradient.is_cpu:
-                are_alike, dtype = gradient.is_cpu and not found, gradient.dtype
+            if gradient.dtype is not dtype or gradient.get_device() != index:
+                dtype, index, are_alike = gradient.dtype, gradient.get_device(), not found
             # A few lie above or below all before them, which needs no sorting.
             if begin >= high:
                 low, high = low or begin, end
@@ -225,15 +225,15 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
             ends.append(end)
     if not (are_apart or _memory.are_apart(spans)) or (seen.added and not seen.has_none_of(found, spans)):
         return None
-    if are_alike and dtype in DIVIDES_IN:
-        return found, spans, [(_CPU, dtype, found)]
+    if are_alike and dtype in DIVIDES_IN and (index < 0 or _memory.is_addressed(found[0])):  # below 0: the CPU
+        return found, spans, [(found[0].device if index >= 0 else _CPU, dtype, found)]
     buckets = by_device_and_dtype(found)
     return (found, spans, buckets) if all(map(_is_divisible, buckets)) else None
 
 
 def _is_divisible(bucket: Bucket) -> bool:
-    device, dtype, _ = bucket
-    return dtype in DIVIDES_IN and device.type in _memory.ADDRESSED
+    _, dtype, tensors = bucket
+    return dtype in DIVIDES_IN and _memory.is_addressed(tensors[0])
 
 
 def _refuse(optimizer: Any, owned: list[tuple[Tensor, Tensor]]) -> None:

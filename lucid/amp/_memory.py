@@ -14,10 +14,6 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-ADDRESSED = {"cpu", "cuda"}
-"""The devices on which a pointer is an address in one space, and not a handle."""
-
-
 Spans: TypeAlias = tuple[list[int], list[int]]
 """Where tensors begin and where they end, each of which fills its span: addresses, in the tensors' order."""
 
@@ -62,7 +58,12 @@ def _address(tensor: Tensor) -> int:
         # A subclass that wraps other tensors, or a meta tensor: without memory it is known as itself alone.
         return -id(tensor) << 64
     # Elsewhere a pointer may be a handle: two storages are then apart, however near their handles are.
-    return handle + offset if tensor.device.type in ADDRESSED else (handle << 64) + offset
+    return handle + offset if is_addressed(tensor) else (handle << 64) + offset
+
+
+def is_addressed(tensor: Tensor) -> bool:
+    """Whether a pointer is an address in one space on the tensor's device, and not a handle."""
+    return tensor.is_cpu or tensor.is_cuda
 
 
 def is_gapless(tensor: Tensor) -> bool:
