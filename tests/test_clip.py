@@ -54,8 +54,8 @@ def test_as_unscaling_and_then_pytorchs_clipping(
     if dtype is torch.float64 and device.type == "mps":
         pytest.skip("mps has no float64")
     scaler = GradScaler(scale)
-    true = [(g.double() * scaler.get_scale()).to(dtype) for g in random(dtype, device)]
-    expected, _ = owned(*[(g.double() / scaler.get_scale()).to(dtype) for g in true])
+    true = [(g.cpu().double() * scaler.get_scale()).to(dtype).to(device) for g in random(dtype, device)]
+    expected, _ = owned(*[(g.cpu().double() / scaler.get_scale()).to(dtype).to(device) for g in true])
     norm = clip_grad_norm_(expected, max_norm, order)
     parameters, optimizer = owned(*true)
     found = scaler.clip_grad_norm_(optimizer, max_norm, order)

@@ -373,6 +373,7 @@ def test_fake_tensors_go_to_metal() -> None:
         assert fake.to("metal", torch.float16).dtype is torch.float16
 
 
+@pytest.mark.skipif(REAL.type == "mps", reason="PyTorch makes no device mesh on mps")
 def test_dtensors_go_to_metal(one_process: None) -> None:
     """A DTensor stays one, with its placements."""
     from torch.distributed.device_mesh import init_device_mesh
