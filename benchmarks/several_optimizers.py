@@ -20,8 +20,8 @@ from torch.nn import Parameter
 
 from lucid.amp import GradScaler
 
-# How many optimizers, of how many parameters each: one, two beside each other, and one for each parameter.
-CASES = ((1, 300), (2, 150), (2, 2000), (300, 1))
+# How many optimizers, of how many parameters each: one, a few beside each other, one a layer, one for each parameter.
+CASES = ((1, 300), (2, 150), (2, 2000), (5, 100), (100, 20), (300, 1))
 
 
 def iteration(scaler: Any, optimizers: list[Still]) -> Callable[[], None]:

@@ -1,9 +1,13 @@
 """Which tensors an iteration has dealt with: as objects, as living memory, at a glance."""
 
+import random
+import sys
 import weakref
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lucid.amp import _memory
@@ -153,6 +157,47 @@ def test_many_are_told_apart_as_few_are(count: int) -> None:
     clash = [*free[: count - 1], buffer[4 * count - 1 : 4 * count + 1]]
     assert not seen.has_none_of(clash, spans(*clash))
     assert not seen.has_none_of([*free[: count - 1], known[count]], spans(*free[: count - 1], known[count]))
+
+
+@settings(max_examples=3 * settings.default.max_examples)
+@given(draw=st.randoms(use_true_random=False))
+def test_additions_of_any_size_are_told_apart(draw: random.Random) -> None:
+    """Living tensors are met or not, one by one as all together; what is gone may come again."""
+    seen, buffer, alive = Seen(), torch.zeros(200), []
+    for _ in range(draw.randrange(1, 12)):
+        starts = draw.sample(range(100), draw.choice([1, 2, 5, 30]))
+        tensors = [buffer[2 * start : 2 * start + draw.choice([1, 2])] for start in starts]
+        taken = {int(tensor.storage_offset()) for tensor in alive}
+        is_free = taken.isdisjoint(int(tensor.storage_offset()) for tensor in tensors)
+        assert seen.has_none_of(tensors, spans(*tensors)) is is_free
+        if is_free:
+            seen.add(tensors, spans(*tensors))
+            alive += draw.sample(tensors, draw.randrange(len(tensors) + 1))
+        del tensors
+
+
+def test_many_additions_are_told_apart_in_steps_that_grow_with_their_number() -> None:
+    """Twice as many optimizers of twenty gradients take about twice the calls, not four times."""
+
+    def calls(additions: int) -> int:
+        seen, made, count = Seen(), torch.zeros(20 * additions, 2), 0
+
+        def counted(_frame: object, event: str, _argument: object) -> None:
+            nonlocal count
+            count += event.endswith("call")
+
+        sys.setprofile(counted)
+        try:
+            for group in made.split(20):
+                tensors = list(group)
+                assert seen.has_none_of(tensors, spans(*tensors))
+                seen.add(tensors, spans(*tensors))
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(1)
+    assert calls(200) < 2.5 * calls(100)
 
 
 def test_a_known_tensor_that_was_moved_is_known() -> None:

@@ -7,7 +7,6 @@ and a weak reference, so that it keeps no memory alive.
 from __future__ import annotations
 
 import bisect
-import operator
 import weakref
 from collections.abc import Sequence
 
@@ -16,10 +15,8 @@ from torch import Tensor
 
 from lucid.amp._memory import Region, Spans, are_apart, region, stored
 
-_BEGIN, _END = operator.itemgetter(0), operator.itemgetter(1)
-
 _FEW = 16
-"""Spans of fewer tensors are sorted in, or looked up, one by one: fewer steps than to sort all again."""
+"""Where more than so many times as many are known, tensors are looked up, or sorted in, one by one."""
 
 
 class Seen:
@@ -37,7 +34,10 @@ class Seen:
         self._by_id: dict[int, weakref.ref[Tensor]] = {}
         self._by_region: dict[Region, list[weakref.ref[Tensor]]] = {}
         self._with_regions = 0
-        self._sorted: list[tuple[int, int, weakref.ref[Tensor]]] = []
+        # Spans that lie apart, so that the one that begins first also ends first.
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._by_begin: dict[int, weakref.ref[Tensor]] = {}
         self._with_spans = 0
 
     def add(self, tensors: Sequence[Tensor], places: Spans | Sequence[Region]) -> None:
@@ -61,27 +61,40 @@ class Seen:
 
         False says nothing. A thousand optimizers cost a thousand times what one does.
         """
+        if len(self.added) == 1 and self._is_apart_from_the_first(tensors, spans):
+            return True
         if not self._index_spans():
             return False
         if not self._by_id.keys().isdisjoint(map(id, tensors)) and any(map(self._is_known, tensors)):
             return False
-        return (len(tensors) >= _FEW and self._are_apart_from(spans)) or self._is_each_apart(spans)
+        return (self._are_many(tensors) and self._are_apart_from(spans)) or self._is_each_apart(spans)
+
+    def _is_apart_from_the_first(self, tensors: Sequence[Tensor], spans: Spans) -> bool:
+        """The same for two optimizers: nothing is indexed for a third one."""
+        first, places = self.added[0]
+        if not isinstance(places, tuple):
+            return False
+        are_others = set(map(id, tensors)).isdisjoint(map(id, [tensor() for tensor in first]))
+        return are_others and are_apart((places[0] + spans[0], places[1] + spans[1]))
+
+    def _are_many(self, tensors: Sequence[object]) -> bool:
+        """Whether to sort all again takes fewer steps than to look them up, or sort them in, one by one."""
+        return len(tensors) * _FEW >= len(self._begins)
 
     def _are_apart_from(self, spans: Spans) -> bool:
         """Whether spans and all that was added, also of tensors that are gone, lie apart: sorted together."""
-        begins, ends = spans
-        return are_apart(([*map(_BEGIN, self._sorted), *begins], [*map(_END, self._sorted), *ends]))
+        return are_apart((self._begins + spans[0], self._ends + spans[1]))
 
     def _is_each_apart(self, spans: Spans) -> bool:
         """Whether each span is apart from all living ones: looked up one by one."""
         for begin, end in zip(*spans, strict=True):
-            spot = bisect.bisect_left(self._sorted, end, key=_BEGIN)
-            while spot and self._sorted[spot - 1][1] > begin:
+            spot = bisect.bisect_left(self._begins, end)
+            while spot and self._ends[spot - 1] > begin:
                 spot -= 1
-                if self._sorted[spot][2]() is not None:
+                if self._by_begin[self._begins[spot]]() is not None:
                     return False
                 # The allocator hands out again what a tensor that is gone has left.
-                del self._sorted[spot]
+                del self._begins[spot], self._ends[spot]
         return True
 
     def clear(self) -> None:
@@ -90,7 +103,9 @@ class Seen:
         if self._with_regions or self._with_spans:
             self._by_id.clear()
             self._by_region.clear()
-            self._sorted.clear()
+            self._begins.clear()
+            self._ends.clear()
+            self._by_begin.clear()
             self._with_regions = self._with_spans = 0
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -113,18 +128,24 @@ class Seen:
             if not isinstance(places, tuple):
                 return False
             self._note_ids(tensors)
-            if len(tensors) < _FEW:
-                for span in zip(*places, tensors, strict=True):
-                    bisect.insort(self._sorted, span, key=_BEGIN)
-            else:
-                self._sorted.extend(zip(*places, tensors, strict=True))
-                self._sorted.sort(key=_BEGIN)
+            self._by_begin.update(zip(places[0], tensors, strict=True))
+            for known, added in zip((self._begins, self._ends), places, strict=True):
+                _sort_in(known, added, at_once=self._are_many(tensors))
             self._with_spans += 1
         return True
 
     def _note_ids(self, tensors: Sequence[weakref.ref[Tensor]]) -> None:
         # One that is gone is noted under None's id, where nobody looks.
         self._by_id.update(zip(map(id, [tensor() for tensor in tensors]), tensors, strict=True))
+
+
+def _sort_in(known: list[int], added: list[int], at_once: bool) -> None:
+    if at_once:
+        known.extend(added)
+        known.sort()
+    else:
+        for place in added:
+            bisect.insort(known, place)
 
 
 def _lies_at(place: Region, tensor: Tensor | None) -> bool:
