@@ -1,0 +1,126 @@
+"""One optimizer whose gradients lie on several devices, of several dtypes: right numbers, one verdict, one wait.
+
+The devices are CUDA's, beside the CPU; ``set_sync_debug_mode`` tells when the host waits for one.
+"""
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lucid.amp import GradScaler
+
+SHAPES = ((5, 7), (3,), ())
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+@pytest.fixture(params=["cuda:0 cpu", "cpu cuda:0", "cuda:1 cuda:0", "cuda:0 cpu cuda:1"])
+def places(request: pytest.FixtureRequest) -> list[str]:
+    """Where the gradients lie, the first one's device first."""
+    names: list[str] = request.param.split()
+    if sum(name != "cpu" for name in names) > (torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        pytest.skip("needs so many CUDA devices")
+    return names
+
+
+def made(places: list[str], scale: float) -> list[Parameter]:
+    """Parameters whose gradients are random numbers times the scale."""
+    torch.manual_seed(3)
+    parameters = []
+    for place, dtype, shape in itertools.product(places, DTYPES, SHAPES):
+        parameter = Parameter(torch.randn(shape).to(dtype).to(place))
+        parameter.grad = (torch.randn(shape) * scale).to(dtype).to(place)
+        parameters.append(parameter)
+    return parameters
+
+
+def true(parameters: list[Parameter], scale: float) -> list[Tensor]:
+    """What the gradients are without the scale: float64, on the CPU."""
+    return [parameter.grad.cpu().double() / scale for parameter in parameters if parameter.grad is not None]
+
+
+@contextmanager
+def waits(most: int) -> Iterator[None]:
+    """At most so many waits of the host for a device."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found = [str(one.message) for one in caught if "synchronizing" in str(one.message)]
+    assert len(found) <= most, found
+
+
+def assert_close(parameters: list[Parameter], expected: list[Tensor]) -> None:
+    """Each gradient is the expected one, within its dtype's rounding."""
+    for parameter, one in zip(parameters, expected, strict=True):
+        found = parameter.grad
+        assert found is not None
+        rounding = {torch.bfloat16: 2.0**-7, torch.float32: 1e-5, torch.float64: 1e-5}[found.dtype]
+        torch.testing.assert_close(found.cpu().double(), one, rtol=rounding, atol=0.0)
+
+
+@pytest.mark.parametrize("scale", [1024.0, 3.0])
+def test_a_step_divides_all_and_waits_once(places: list[str], scale: float) -> None:
+    """Every device's gradients are divided by the scale; nothing but the one read of the verdict waits."""
+    scaler = GradScaler(scale)
+    for _ in range(2):  # the first time factors and flags are made
+        parameters = made(places, scale)
+        optimizer, expected = torch.optim.SGD(parameters, lr=0.5, foreach=False), true(parameters, scale)
+        before = [parameter.detach().cpu().clone() for parameter in parameters]
+        with waits(1):
+            scaler.step(optimizer)
+        with waits(0):
+            scaler.update()
+    assert_close(parameters, expected)
+    assert not scaler.step_was_skipped(optimizer)
+    assert all(
+        not torch.equal(parameter.detach().cpu(), old) for parameter, old in zip(parameters, before, strict=True)
+    )
+
+
+@pytest.mark.parametrize("order", [2.0, 1.0, math.inf])
+@pytest.mark.parametrize("scale", [1024.0, 3.0])
+def test_a_clip_takes_the_norm_of_all_and_waits_once(places: list[str], scale: float, order: float) -> None:
+    """The norm is that of all devices together and lies where the first gradient does; the step does not wait again."""
+    scaler = GradScaler(scale)
+    for _ in range(2):
+        parameters = made(places, scale)
+        optimizer, expected = torch.optim.SGD(parameters, lr=0.5, foreach=False), true(parameters, scale)
+        with waits(1):
+            norm = scaler.clip_grad_norm_(optimizer, 0.5, order)
+        with waits(0):
+            scaler.step(optimizer)
+            scaler.update()
+    total = torch.linalg.vector_norm(torch.cat([one.flatten() for one in expected]), order).item()
+    assert norm.item() == pytest.approx(total, rel=2.0**-7)
+    assert norm.device == torch.device(places[0])
+    assert_close(parameters, [one * (0.5 / total) for one in expected])
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("scale", [1024.0, 3.0])
+def test_an_overflow_on_any_device_skips_on_all(places: list[str], scale: float, clips: bool) -> None:
+    """Wherever the one element lies that is not finite, no parameter moves and the scale falls."""
+    for index in range(len(places) * len(DTYPES) * len(SHAPES)):
+        scaler, parameters = GradScaler(scale), made(places, scale)
+        broken = parameters[index].grad
+        assert broken is not None
+        broken.view(-1)[-1] = math.nan
+        optimizer = torch.optim.SGD(parameters, lr=0.5, foreach=False)
+        before = [parameter.detach().clone() for parameter in parameters]
+        if clips:
+            assert not math.isfinite(scaler.clip_grad_norm_(optimizer, 0.5).item())
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.step_was_skipped(optimizer)
+        assert scaler.get_scale() == scale / 2
+        assert all(torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True))
