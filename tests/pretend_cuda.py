@@ -34,6 +34,8 @@ def built() -> Path:
     assert found is not None
     assert found.submodule_search_locations is not None
     torch = Path(found.submodule_search_locations[0])
+    if list(torch.glob("lib/*torch_cuda*")):
+        raise pytest.UsageError("-p pretend_cuda: this PyTorch has CUDA's own part; the stand-in needs a build without")
     of = hashlib.sha256(SOURCE.read_bytes() + importlib.metadata.version("torch").encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"pretend-cuda-{of}.so"
     if not library.exists():

@@ -44,6 +44,9 @@ def distribution(place: Path, name: str, files: list[str], top_level: str = "") 
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.5\n")
     (metadata / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:  # from Python 3.12 on only those that are there are told
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).touch()
     if top_level:
         (metadata / "top_level.txt").write_text(top_level)
 

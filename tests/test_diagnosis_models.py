@@ -67,7 +67,7 @@ def test_why_a_forward_must_not_be_run_again(monkeypatch: pytest.MonkeyPatch) ->
     assert _models.replay_refusal(model) == "SyncBatchNorm would wait for the other ranks"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript itself is deprecated
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # TorchScript itself is deprecated
 def test_torchscript_is_not_run_again() -> None:
     """What it changes in itself is out of reach."""
     model = nn.Sequential(torch.jit.script(nn.Linear(1, 1)))
