@@ -14,8 +14,10 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 using namespace at;
 
@@ -34,6 +36,7 @@ struct CUDAHooks final : CUDAHooksInterface {
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   int getNumGPUs() const override { return kDevices; }
   DeviceIndex deviceCount() const override { return kDevices; }
+  Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(kCPU); }
   DeviceIndex getCurrentDevice() const override { return Guard::getDeviceIndex(); }
   void setCurrentDevice(DeviceIndex index) const override { Guard::setDeviceIndex(index); }
 };
@@ -46,7 +49,18 @@ namespace pretend {
 enum SyncDebugMode { kSilent, kWarn, kError };
 std::atomic<int64_t> sync_debug_mode{kSilent};
 
+// What a copy to the host that nobody waited for will have brought at the next wait.
+std::mutex of_late;
+std::vector<std::pair<Tensor, Tensor>> late;
+
+void arrive() {
+  std::lock_guard<std::mutex> lock(of_late);
+  for (auto& [to, values] : late) to.copy_(values);
+  late.clear();
+}
+
 void host_waits(const char* why) {
+  arrive();
   TORCH_CHECK(sync_debug_mode != kError, "called a synchronizing CUDA operation: ", why);
   if (sync_debug_mode == kWarn) TORCH_WARN("called a synchronizing CUDA operation: ", why);
 }
@@ -212,8 +226,15 @@ void by_the_cpu(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
 }
 
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
-  if (to.is_cuda() != from.is_cuda() && from.numel() && !non_blocking) host_waits("copy_ between host and device");
-  on_host(to).copy_(on_host(from));
+  bool crosses = to.is_cuda() != from.is_cuda() && from.numel();
+  if (crosses && !non_blocking) host_waits("copy_ between host and device");
+  if (crosses && non_blocking && !to.is_cuda()) {
+    std::lock_guard<std::mutex> lock(of_late);
+    late.emplace_back(to, on_host(from).clone());
+    if (to.is_floating_point()) to.fill_(NAN);
+  } else {
+    on_host(to).copy_(on_host(from));
+  }
   return to;
 }
 
@@ -281,5 +302,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 }
 
 TORCH_LIBRARY(pretend_cuda, library) {
+  library.def("synchronize() -> ()", [] { pretend::arrive(); });
   library.def("set_sync_debug_mode(int mode) -> ()", [](int64_t mode) { pretend::sync_debug_mode = mode; });
 }

@@ -68,7 +68,7 @@ for name, answer in {
     "device_count": lambda: 2,
     "current_device": lambda: 0,
     "is_current_stream_capturing": lambda: False,
-    "synchronize": lambda device=None: None,
+    "synchronize": lambda device=None: torch.ops.pretend_cuda.synchronize(),
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "set_rng_state": lambda state, device=None: None,
     "manual_seed_all": lambda seed: None,

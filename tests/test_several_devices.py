@@ -8,13 +8,14 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lucid.amp import GradScaler
+from lucid.amp import GradScaler, diagnosis
 
 SHAPES = ((5, 7), (3,), ())
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -124,3 +125,36 @@ def test_an_overflow_on_any_device_skips_on_all(places: list[str], scale: float,
         assert scaler.step_was_skipped(optimizer)
         assert scaler.get_scale() == scale / 2
         assert all(torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD])
+def test_a_fused_step_over_kinds_of_devices_divides_before_its_kernels(places: list[str], kind: Any) -> None:
+    """Large gradients at a scale that is no power of two: the true values everywhere, and one wait."""
+    scaler, size = GradScaler(3.0), 2**17
+    for _ in range(2):  # the first time the kernels may be tried
+        parameters = [Parameter(torch.zeros(size, device=place)) for place in places]
+        for parameter in parameters:
+            parameter.grad = torch.full((size,), 6.0, device=parameter.device)
+        optimizer = kind(parameters, lr=0.5, fused=True)
+        scaler.step(optimizer)
+        scaler.update()
+    assert all(parameter.grad is not None and parameter.grad.eq(2.0).all() for parameter in parameters)
+    assert not scaler.step_was_skipped(optimizer)
+
+
+def test_a_watched_skip_of_a_fused_optimizer_away_from_the_scale_is_told(places: list[str]) -> None:
+    """PyTorch's one scale lies where the loss was; the gradients, whose largest magnitude it divides, anywhere."""
+    if "cpu" in places:
+        pytest.skip("PyTorch's scaler hands its fused kernels on the CPU a factor that may be late")
+    first, *_, last = places
+    model = torch.nn.Linear(2, 1).to(last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
+    told: list[str] = []
+    with diagnosis.watch(model, scaler, report=told.append):
+        loss = model(torch.tensor([[1.0, math.inf]], device=last)).sum()
+        scaler.scale(loss.to(first)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0
+    assert "weight" in " ".join(map(str, told))

@@ -101,9 +101,9 @@ def _launched(gradients: Sequence[Named]) -> Iterator[tuple[list[int], Tensor, T
         group = [gradients[place] for place in places]
         counts, largest = _counted([one.tensor for one in group])
         scales = [scale.reshape(()) for one in group if (scale := getattr(one, "scale", None)) is not None]
-        devices.setdefault(counts.device, []).append(
-            (places, counts, largest / torch.stack(scales) if scales else largest)
-        )
+        if scales:  # PyTorch keeps one scale, on whichever device its first loss was
+            largest = largest / torch.stack(scales).to(largest.device, non_blocking=True)
+        devices.setdefault(counts.device, []).append((places, counts, largest))
     for groups in devices.values():
         every_place, counts_of_all, largest_of_all = zip(*groups, strict=True)
         yield list(itertools.chain(*every_place)), torch.cat(counts_of_all), torch.cat(largest_of_all)

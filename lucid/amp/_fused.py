@@ -35,6 +35,8 @@ def divides(optimizer: Any, gradients: Gradients, divisor: Divisor) -> bool:
         and _torch.step_is_stock(optimizer)
         and not _torch.has_step_pre_hooks(optimizer)
         and not hasattr(optimizer, "grad_scale")
+        # PyTorch hands the CPU's kernel a copy of a factor on CUDA without waiting until it is there.
+        and len({device.type for device, _, _ in gradients.buckets}) == 1
         and all(group.get("fused") for group in optimizer.param_groups)
         and len(gradients.fresh) == len(gradients.values)
         and _memory.are_gapless(gradients.places)
