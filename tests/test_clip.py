@@ -476,3 +476,18 @@ def test_an_overflow_that_another_optimizer_divided_counts_for_a_clip(bad: int, 
     scaler.step(optimizer)
     assert scaler.step_was_skipped(optimizer)
     assert [parameter.tolist() for parameter in parameters] == [[0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("order", [2.0, 0.0, math.inf])
+def test_float64_beside_a_device_that_has_none(device: torch.device, order: float) -> None:
+    """The norm lies on the first gradient's device, in the widest dtype that it has; all are divided."""
+    if device.type != "mps":
+        pytest.skip("only mps has no float64")
+    parameters, optimizer = owned(torch.full((2,), 24.0, device=device), torch.full((2,), 32.0, dtype=torch.float64))
+    scaler = GradScaler(8.0)
+    norm = scaler.clip_grad_norm_(optimizer, 1e9, order)
+    assert (norm.device.type, norm.dtype) == ("mps", torch.float32)
+    assert norm.item() == pytest.approx({2.0: math.sqrt(50.0), 0.0: 2.0, math.inf: 4.0}[order])
+    assert [parameter.grad.tolist() for parameter in parameters] == [[3.0, 3.0], [4.0, 4.0]]
+    scaler.step(optimizer)
+    assert not scaler.step_was_skipped(optimizer)

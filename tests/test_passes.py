@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lucid.amp import GradScaler, _torch
 
-VIEWS = {"view", "slice", "detach", "alias", "as_strided", "reshape", "_unsafe_view", "select"}
+VIEWS = {"view", "slice", "detach", "alias", "as_strided", "reshape", "_unsafe_view", "select", "permute", "t"}
 ALLOCATIONS = {"empty", "empty_like"}
 
 
@@ -169,6 +169,27 @@ def test_launches_do_not_grow_with_the_number_of_parameters(
         def iteration(optimizer: Still = optimizer, scaler: GradScaler = scaler) -> None:
             if max_norm is not None:
                 scaler.clip_grad_norm_(optimizer, max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+
+        launches.append(counted(parameters, iteration).launches)
+    assert launches[0] == launches[1] <= 12
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: torch.ones(2, 4, 3, 3).to(memory_format=torch.channels_last), lambda: torch.ones(4, 3).t()]
+)
+def test_nor_where_gradients_lie_in_another_order(made: Callable[[], Tensor]) -> None:
+    """A clip takes as many launches for 200 small tensors in ``channels_last``, or transposed, as for 20."""
+    launches = []
+    for count in (20, 200):
+        parameters = [Parameter(made()) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = made()
+        optimizer, scaler = Still(parameters), GradScaler(1024.0)
+
+        def iteration(optimizer: Still = optimizer, scaler: GradScaler = scaler) -> None:
+            scaler.clip_grad_norm_(optimizer, 1e-4)
             scaler.step(optimizer)
             scaler.update()
 

@@ -88,7 +88,7 @@ def test_a_step_divides_all_and_waits_once(places: list[str], scale: float) -> N
     )
 
 
-@pytest.mark.parametrize("order", [2.0, 1.0, math.inf])
+@pytest.mark.parametrize("order", [2.0, 1.0, math.inf, 0.0, -1.0, -math.inf])
 @pytest.mark.parametrize("scale", [1024.0, 3.0])
 def test_a_clip_takes_the_norm_of_all_and_waits_once(places: list[str], scale: float, order: float) -> None:
     """The norm is that of all devices together and lies where the first gradient does; the step does not wait again."""
@@ -101,10 +101,37 @@ def test_a_clip_takes_the_norm_of_all_and_waits_once(places: list[str], scale: f
         with waits(0):
             scaler.step(optimizer)
             scaler.update()
-    total = torch.linalg.vector_norm(torch.cat([one.flatten() for one in expected]), order).item()
+    norms = torch.stack([torch.linalg.vector_norm(one, order) for one in expected])
+    total = torch.linalg.vector_norm(norms, order).item()
     assert norm.item() == pytest.approx(total, rel=2.0**-7)
     assert norm.device == torch.device(places[0])
-    assert_close(parameters, [one * (0.5 / total) for one in expected])
+    assert_close(parameters, [one * min(1.0, 0.5 / total) for one in expected])
+
+
+@pytest.mark.parametrize("first", ["empty", "repeated", "divided"])
+def test_an_odd_gradient_waits_no_more_and_the_norm_lies_with_the_first(places: list[str], first: str) -> None:
+    """Without elements, with repetitions, or divided through another optimizer: PyTorch's norm, from one wait."""
+    scaler = GradScaler(8.0)
+    for _ in range(2):
+        gradients = [
+            torch.zeros(0, dtype=torch.float64, device=places[0])
+            if first == "empty"
+            else torch.full((1, 2), 24.0, dtype=torch.float64, device=places[0]).expand(
+                1 if first == "divided" else 3, 2
+            ),
+            *(torch.full((4,), 32.0, device=place) for place in places),
+        ]
+        parameters = [Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if first == "divided":
+            scaler.unscale_(torch.optim.SGD(parameters[:1]))
+        with waits(1):
+            norm = scaler.clip_grad_norm_(torch.optim.SGD(parameters, foreach=False), math.inf)
+        scaler.update()
+    repeated = {"empty": 0, "repeated": 6, "divided": 2}[first]
+    assert norm.item() == pytest.approx(math.sqrt(repeated * 3.0**2 + len(places) * 4 * 4.0**2))
+    assert (norm.device, norm.dtype) == (torch.device(places[0]), torch.float64)
 
 
 @pytest.mark.parametrize("clips", [False, True])

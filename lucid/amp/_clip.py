@@ -43,12 +43,14 @@ class Split(NamedTuple):
     """Gradients in two lists, each memory once: what is clipped and the others; and what the norm is taken of.
 
     ``counted`` is ``chosen`` but where a gradient repeats its values, or is that of two parameters: each counts, where
-    one process clips alone.
+    one process clips alone. ``asked`` are these gradients in the optimizer's order, those without elements too: the
+    norm is on the first one's device, in the widest of their dtypes.
     """
 
     chosen: list[Tensor]
     others: list[Tensor]
     counted: list[Tensor]
+    asked: list[Tensor]
 
 
 class Clipping:
@@ -78,10 +80,11 @@ class Clipping:
         tensors = gradients.fresh + gradients.divided if gradients.divided else gradients.fresh
         short_way = gradients.values is gradients.fresh
         if self.parameters is None and short_way:
-            return Split(tensors, [], tensors)
+            return Split(tensors, [], tensors, tensors)
         self._check(optimizer)
         asked = None if self.parameters is None else {id(parameter) for parameter in self.parameters}
-        pairs = [pair for pair in gradients.pairs if (asked is None or id(pair[0]) in asked) and pair[1].numel()]
+        about = [pair for pair in gradients.pairs if asked is None or id(pair[0]) in asked]
+        pairs = [pair for pair in about if pair[1].numel()]
         # On the short way no two gradients are the same memory, so that the object says as much.
         key: Callable[[Tensor], object] = id if short_way else region
         clipped = {key(values) for _, values in pairs}
@@ -89,7 +92,8 @@ class Clipping:
         counted = [_whole(parameter, values) for parameter, values in pairs]
         if sum(map(Tensor.numel, counted)) == sum(map(Tensor.numel, chosen)):
             counted = chosen
-        return Split(chosen, [tensor for tensor in tensors if key(tensor) not in clipped], counted)
+        others = [tensor for tensor in tensors if key(tensor) not in clipped]
+        return Split(chosen, others, counted, [values for _, values in about])
 
     def _check(self, optimizer: Any) -> None:
         own = set(map(id, _gradients.parameters(optimizer)))
@@ -128,23 +132,23 @@ class Alone:
         if overflow or not is_telling(power, norm):
             return self._clip_true(divisor.divide_(self._buckets), overflow)
         multiply_(self._buckets, divisor, self._clipping.coefficient(norm))
-        return Clipped(as_tensor(norm, self._buckets), overflow=False)
+        return Clipped(self._told(norm), overflow=False)
 
     def _clip_true(self, verdict: Verdict, overflow: bool = False) -> Clipped:
         """Clip gradients that hold their true values; after an overflow, known or judged, only tell their norm."""
-        counted, order = self._split.counted, self._clipping.order
-        if not counted:
-            overflow = self._divisor.read(verdict) or overflow
-            return Clipped(as_tensor(math.inf if overflow else 0.0, self._buckets), overflow)
-        norm = torch.nn.utils.get_total_norm(counted, order)
-        judged, (value,) = self._divisor.read_beside(verdict, [norm])
+        counted, order = by_device_and_dtype(self._split.counted), self._clipping.order
+        judged, norms = self._divisor.read_beside(verdict, _norms.norms(counted, order))
+        norm = _norms.combined(norms, order) if norms else 0.0
         if overflow or judged:
-            return Clipped(norm if not math.isfinite(value) else torch.full_like(norm, math.inf), overflow=True)
-        if not math.isfinite(value):
-            value = _norms.robust(by_device_and_dtype(counted), order)
-            norm = as_tensor(value, self._buckets)
-        scale_down_(self._buckets, self._clipping.coefficient(value))
-        return Clipped(norm, overflow=False)
+            return Clipped(self._told(math.inf if math.isfinite(norm) else norm), overflow=True)
+        if not math.isfinite(norm):
+            norm = _norms.robust(counted, order)
+        scale_down_(self._buckets, self._clipping.coefficient(norm))
+        return Clipped(self._told(norm), overflow=False)
+
+    def _told(self, norm: float) -> Tensor:
+        asked = self._split.asked
+        return as_tensor(norm, self._buckets if asked is self._split.chosen else by_device_and_dtype(asked))
 
 
 def _whole(parameter: Tensor, values: Tensor) -> Tensor:
@@ -201,11 +205,14 @@ def scale_down_(buckets: list[Bucket], factor: float) -> None:
 
 def as_tensor(norm: float, buckets: list[Bucket], elsewhere: Sequence[torch.dtype] = ()) -> Tensor:
     """Return the norm as PyTorch does: on the first tensor's device, in the widest dtype, here or on other ranks."""
+    device = buckets[0][0] if buckets else torch.device("cpu")
     dtypes = [*(dtype for _, dtype, _ in buckets), *elsewhere]
     dtype = functools.reduce(torch.promote_types, dtypes or [torch.float32])
+    if device.type == "mps" and dtype is torch.float64:
+        dtype = torch.float32  # the gradients of that dtype lie elsewhere
     # The norm of finite gradients may be beyond their dtype.
-    norm = norm if norm <= torch.finfo(dtype).max else math.inf
-    return torch.full((), norm, dtype=dtype, device=buckets[0][0] if buckets else "cpu")
+    norm = math.inf if norm > torch.finfo(dtype).max else norm
+    return torch.full((), norm, dtype=dtype, device=device)
 
 
 def _bound(max_norm: Any) -> float:

@@ -130,5 +130,4 @@ def _norm_of(buckets: list[Bucket], totals: list[float], divisor: Divisor, order
         return math.inf, False
     if _norms.is_additive(order):
         return _norms.robust(buckets, order) / divisor.scale, True
-    tensors = [tensor for _, _, bucket in buckets for tensor in bucket]
-    return float(torch.nn.utils.get_total_norm(tensors, order)) / divisor.scale, True
+    return _norms.combined(_division.numbers(_norms.norms(buckets, order)), order) / divisor.scale, True

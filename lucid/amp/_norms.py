@@ -47,6 +47,16 @@ def power(buckets: Sequence[Bucket], order: float) -> list[Tensor]:
     return results
 
 
+def norms(buckets: Sequence[Bucket], order: float) -> list[Tensor]:
+    """Return the norm of each bucket's tensors, one zero-dimensional tensor a bucket, for any order.
+
+    In float64 for float64 tensors, else in float32. Of order 0 it is the number of tensors that are not all zero, as in
+    PyTorch's total norm.
+    """
+    stacked = [torch.stack(list(_torch.norms(bucket, order, DIVIDES_IN[dtype]))) for _, dtype, bucket in buckets]
+    return [torch.linalg.vector_norm(norms_of_bucket, order) for norms_of_bucket in stacked]
+
+
 def root(total: float, order: float) -> float:
     """Return the norm whose power is ``total``."""
     if order == math.inf:
@@ -77,6 +87,8 @@ def _raised(base: float, exponent: float) -> float:
 
 def combined(norms: Sequence[float], order: float) -> float:
     """Return the norm of what these are the norms of, the same in any order; of nothing 0 for p > 0, inf for p < 0."""
+    if order == 0:
+        return sum(norms)
     if any(math.isnan(norm) for norm in norms):
         return math.nan
     pivot = (max if order > 0 else min)(norms)

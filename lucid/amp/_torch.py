@@ -157,13 +157,19 @@ def copies(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Return the elements of tensors of one device and dtype as one vector."""
+    """Return the elements of tensors of one device and dtype as one vector, each tensor's as they lie in memory."""
     if set(map(Tensor.dim, tensors)) == {1}:
         return torch.cat(tensors)
-    if PRIVATE["_flatten_dense_tensors"] is not None:
-        vector: Tensor = PRIVATE["_flatten_dense_tensors"](tensors)
+    flatten = PRIVATE["_flatten_dense_tensors"]
+    if flatten is not None and all(map(Tensor.is_contiguous, tensors)):
+        vector: Tensor = flatten(tensors)
         return vector
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.cat([_as_it_lies(tensor) for tensor in tensors])
+
+
+def _as_it_lies(tensor: Tensor) -> Tensor:
+    """The elements as a vector: a view, without a launch, of whatever fills its memory, channels_last too."""
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).reshape(-1)
 
 
 def norms(tensors: list[Tensor], order: float, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
