@@ -254,6 +254,12 @@ Tensor nonzero(const Tensor& tensor) {
   return on_device(at::nonzero(on_host(tensor)), tensor.device());
 }
 
+Tensor bincount(const Tensor& tensor, const std::optional<Tensor>& weights, SymInt least) {
+  host_waits("bincount");
+  std::optional<Tensor> of = weights ? std::optional<Tensor>(on_host(*weights)) : std::nullopt;
+  return on_device(at::bincount(on_host(tensor), of, least.expect_int()), tensor.device());
+}
+
 // As CUDA's kernel: all on one device; a float64 is looked at through a float32.
 void check_and_unscale_(TensorList gradients, Tensor& found, const Tensor& factor) {
   bool beyond_float32 = false;
@@ -298,6 +304,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_local_scalar_dense", pretend::item);
   library.impl("equal", pretend::equal);
   library.impl("nonzero", pretend::nonzero);
+  library.impl("bincount", pretend::bincount);
   library.impl("_amp_foreach_non_finite_check_and_unscale_", pretend::check_and_unscale_);
 }
 

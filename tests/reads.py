@@ -1,9 +1,10 @@
-"""How often the host reads a tensor's value.
+"""How often the host reads a tensor's value, and how often it waits for a CUDA device.
 
 Knows every way to read one: a dispatch mode sees the one operator that ``item``, ``bool`` and ``float`` go through, and
-``tolist`` and ``numpy`` are watched beside it. Judges nothing.
+``tolist`` and ``numpy`` are watched beside it. On CUDA PyTorch itself tells each wait.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -46,3 +47,17 @@ def counting(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return method
+
+
+@contextmanager
+def waits(most: int) -> Iterator[None]:
+    """At most so many waits of the host for a device."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found = [str(one.message) for one in caught if "synchronizing" in str(one.message)]
+    assert len(found) <= most, found

@@ -3,12 +3,14 @@
 Expected values are on paper, or from a rounding to float16 by PyTorch, which the code does not use.
 """
 
+import contextlib
 import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reads import waits
 from torch import Tensor
 
 from lucid.amp.diagnosis._spread import Fate, Measure, Spread
@@ -145,3 +147,13 @@ def test_the_tensor_is_not_changed() -> None:
     values = torch.tensor([-1.0, 2.0])
     Measure(values, 3.0).read()
     assert values.tolist() == [-1.0, 2.0]
+
+
+@pytest.mark.parametrize("size", [5, 1000, 40000])
+def test_a_device_is_measured_without_waiting_for_it(device: torch.device, size: int) -> None:
+    """As on the CPU, below and above the size at which the median is sorted; only ``read`` waits."""
+    values = torch.randn(size) * torch.tensor([1e-9, 1e-6, 1.0, 1e6, math.inf])[torch.arange(size) % 5]
+    there = values.to(device)
+    with waits(0) if device.type == "cuda" else contextlib.nullcontext():
+        measure = Measure(there, 3.0)
+    assert measure.read() == Measure(values, 3.0).read()

@@ -638,6 +638,17 @@ def test_without_a_scaler_a_watch_only_measures() -> None:
     assert [one.name for one in handle.outputs.measured()] == ["first", "norm", "drop", "last"]
 
 
+def test_a_measured_backward_asks_for_the_scale_once(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many modules there are: PyTorch's scaler waits for its device at each question."""
+    model, scaler, asked = net(), make(init_scale=4.0), []
+    with watch(model, scaler, report=None, outputs=2) as handle:
+        monkeypatch.setattr(scaler, "get_scale", lambda: asked.append(4.0) or 4.0)
+        for _ in range(3):
+            model(batch()).mean().backward()
+    assert [one.scale for one in handle.outputs.measured()] == [4.0] * 4
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize("settings", [{"keep": 0}, {"outputs": -1}])
 def test_bad_settings_are_refused(settings: dict[str, int]) -> None:
     """The message names what was given."""

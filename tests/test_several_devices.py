@@ -5,13 +5,11 @@ The devices are CUDA's, beside the CPU; ``set_sync_debug_mode`` tells when the h
 
 import itertools
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from reads import waits
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -44,20 +42,6 @@ def made(places: list[str], scale: float) -> list[Parameter]:
 def true(parameters: list[Parameter], scale: float) -> list[Tensor]:
     """What the gradients are without the scale: float64, on the CPU."""
     return [parameter.grad.cpu().double() / scale for parameter in parameters if parameter.grad is not None]
-
-
-@contextmanager
-def waits(most: int) -> Iterator[None]:
-    """At most so many waits of the host for a device."""
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    found = [str(one.message) for one in caught if "synchronizing" in str(one.message)]
-    assert len(found) <= most, found
 
 
 def assert_close(parameters: list[Parameter], expected: list[Tensor]) -> None:

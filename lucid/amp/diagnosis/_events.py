@@ -59,8 +59,8 @@ class Listener:
     def updated(self, scaler: Any, update: ScaleUpdate) -> None:
         """``update()`` was called and the new scale is in force.
 
-        For PyTorch's scaler this costs one host read of the scale per update; ``update.index`` counts the
-        updates since the first listener came.
+        For PyTorch's scaler this costs two host reads of the scale per update, before it and after it;
+        ``update.index`` counts the updates since the first listener came.
         """
 
 

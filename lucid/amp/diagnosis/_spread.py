@@ -27,6 +27,7 @@ _MANTISSA, _INF = (1 << 23) - 1, 255 << 23
 _TOP_MANTISSA = (65520 - 32768) << 8
 # Above this size the median comes from bins of 2⁻¹¹ of a power of two instead of from sorting.
 _SORTED_AT_MOST, _FINE_BITS = 1 << 15, 12
+_ROWS = 32
 
 
 class Fate(NamedTuple):
@@ -167,7 +168,19 @@ def _counts(bits: torch.Tensor) -> torch.Tensor:
     mantissas = bits & _MANTISSA
     places = (bits >> _MANTISSA_BITS).mul_(3).add_(1)
     places.add_(mantissas >= _TOP_MANTISSA).sub_((mantissas == 0).int())
-    return torch.bincount(places, minlength=3 * _FIELDS)
+    return _histogram(places, 3 * _FIELDS)
+
+
+def _histogram(places: torch.Tensor, bins: int) -> torch.Tensor:
+    """How often each number below ``bins`` comes; nothing is read."""
+    if places.is_cpu:
+        return torch.bincount(places, minlength=bins)
+    # Elsewhere bincount waits for the largest number. Several rows are added to, so that few wait for one another.
+    rows = torch.arange(places.numel(), dtype=torch.int32, device=places.device).remainder_(_ROWS)
+    counts = torch.zeros(_ROWS * bins, dtype=torch.int64, device=places.device)
+    one = torch.ones((), dtype=torch.int64, device=places.device)
+    counts.index_add_(0, rows.mul_(bins).add_(places), one.expand(places.numel()))
+    return counts.view(_ROWS, bins).sum(0)
 
 
 def _largest(bits: torch.Tensor) -> torch.Tensor:
@@ -184,7 +197,7 @@ def _median(bits: torch.Tensor) -> torch.Tensor:
         zeros = (ordered == 0).sum()
         middle = (zeros + (ordered.numel() - zeros - 1).clamp_min(0) // 2).clamp_max(ordered.numel() - 1)
         return ordered.gather(0, middle.reshape(1)).reshape(())
-    fine = torch.bincount(bits >> _FINE_BITS, minlength=_FIELDS << (_MANTISSA_BITS - _FINE_BITS))
+    fine = _histogram(bits >> _FINE_BITS, _FIELDS << (_MANTISSA_BITS - _FINE_BITS))
     fine = fine[: _INF >> _FINE_BITS]
     fine[0] -= (bits == 0).sum()
     running = fine.cumsum(0)
