@@ -1,8 +1,9 @@
 // A stand-in for CUDA in a build of PyTorch without it: two devices of type "cuda" whose memory is the host's.
 //
 // Knows what lucid asks of a device: tensors that live on it and never mix with others, operators that refuse what
-// CUDA's refuse, and which calls make the host wait. Refuses to know kernels: an operator is run by the CPU's own
-// kernel on CPU tensors over the same memory. No graphs, streams, profiler, generators or sparse tensors.
+// CUDA's refuse, and which calls make the host wait (reads, copies, nonzero, masks, equal, bincount; not unique).
+// Refuses to know kernels: an operator is run by the CPU's own on CPU tensors over the same memory. A copy to the host
+// that nobody waits for arrives late. No graphs, streams, profiler, generators or sparse tensors.
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -160,10 +161,15 @@ class Call {
   }
 
  private:
-  bool takes_host_indices() const { return name_.name.rfind("aten::index", 0) == 0; }
+  bool takes_host_indices() const {
+    return name_.name == "aten::index" || name_.name == "aten::index_put_" || name_.name == "aten::_index_put_impl_";
+  }
 
   IValue converted(const IValue& value, bool is_out) {
-    if (value.isDevice()) return Device(kCPU);
+    if (value.isDevice()) {
+      if (value.toDevice().is_cuda() && value.toDevice().has_index()) device_ = value.toDevice();
+      return Device(kCPU);
+    }
     if (value.isTensor()) return host_of(value.toTensor(), is_out);
     if (value.isTensorList()) {
       c10::List<Tensor> list;
@@ -172,8 +178,10 @@ class Call {
     }
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> list;
-      for (const std::optional<Tensor>& tensor : value.toOptionalTensorList())
+      for (const std::optional<Tensor>& tensor : value.toOptionalTensorList()) {
+        if (tensor && tensor->scalar_type() == kBool) host_waits("an index that is a mask");
         list.push_back(tensor ? std::optional<Tensor>(host_of(*tensor, false)) : std::nullopt);
+      }
       return list;
     }
     return value;

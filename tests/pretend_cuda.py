@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,13 @@ def built() -> Path:
     torch = Path(found.submodule_search_locations[0])
     if list(torch.glob("lib/*torch_cuda*")):
         raise pytest.UsageError("-p pretend_cuda: this PyTorch has CUDA's own part; the stand-in needs a build without")
-    of = hashlib.sha256(SOURCE.read_bytes() + importlib.metadata.version("torch").encode()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"pretend-cuda-{of}.so"
+    made_of = SOURCE.read_bytes() + f"{importlib.metadata.version('torch')} in {torch}".encode()
+    library = SOURCE.parent / "__pycache__" / f"pretend_cuda-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     if not library.exists():
         compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
         if compiler is None:
             raise pytest.UsageError("-p pretend_cuda: this machine has no C++ compiler; leave the option out")
+        library.parent.mkdir(exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
         include = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
         link = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]

@@ -491,3 +491,12 @@ def test_float64_beside_a_device_that_has_none(device: torch.device, order: floa
     assert [parameter.grad.tolist() for parameter in parameters] == [[3.0, 3.0], [4.0, 4.0]]
     scaler.step(optimizer)
     assert not scaler.step_was_skipped(optimizer)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_after_an_overflow_the_norm_says_which(shared: bool) -> None:
+    """Inf for inf and NaN for NaN, also where a gradient is that of two parameters."""
+    for value in (math.inf, math.nan):
+        gradient = torch.tensor([8.0, value])
+        _, optimizer = owned(gradient, gradient if shared else torch.ones(1))
+        assert str(GradScaler(8.0).clip_grad_norm_(optimizer, 1.0).item()) == str(value)

@@ -649,6 +649,21 @@ def test_a_measured_backward_asks_for_the_scale_once(make: Callable[..., Any], m
     assert len(asked) == 2
 
 
+def test_a_backward_after_an_update_is_told_at_its_own_scale(make: Callable[..., Any]) -> None:
+    """One measured forward, two backward passes, and the scale moves between them."""
+    model, scaler = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)}), make(init_scale=1024.0)
+    model.forward = lambda x: (model["a"](x).sum(), model["b"](x).sum())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, scaler, report=None, outputs=1) as handle:
+        first, second = model(torch.ones(1, 2))
+        scaler.scale(first).backward()
+        scaler.step(optimizer)
+        scaler.update(2048.0)
+        scaler.scale(second).backward()
+    scales = {one.name: one.scale for one in handle.outputs.measured()}
+    assert (scales["a"], scales["b"]) == (1024.0, 2048.0)
+
+
 @pytest.mark.parametrize("settings", [{"keep": 0}, {"outputs": -1}])
 def test_bad_settings_are_refused(settings: dict[str, int]) -> None:
     """The message names what was given."""

@@ -1,12 +1,13 @@
 """The norm of many tensors in one read, against float64 arithmetic."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from lucid.amp import _norms, _torch
+from lucid.amp import _division, _norms, _torch
 from lucid.amp._torch import by_device_and_dtype
 
 
@@ -138,3 +139,36 @@ def test_a_part_that_is_no_number_makes_the_norm_none(order: float) -> None:
     """Wherever it stands."""
     assert math.isnan(_norms.combined([math.nan, 1.0], order))
     assert math.isnan(_norms.combined([1.0, math.nan], order))
+
+
+@pytest.mark.parametrize("order", [2.0, 1.0, 3.0, math.inf, -1.0, 0.0])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_no_more_of_a_narrow_tensor_than_the_workspace_is_widened_at_once(
+    order: float, expanded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the kernel of a norm in a wider dtype makes a copy; the norm of the pieces is that of the whole."""
+    monkeypatch.setattr(_division, "PIECE", 1000)
+    tensor = torch.arange(1.0, 51.0).to(torch.bfloat16).expand(100, 50) if expanded else torch.ones(5000).bfloat16()
+    widened = []
+    norms = _torch.norms
+
+    def told(tensors: list[Tensor], order: float, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
+        widened.append(sum(map(Tensor.numel, tensors)) if dtype is torch.float32 else 0)
+        return norms(tensors, order, dtype)
+
+    monkeypatch.setattr(_torch, "norms", told)
+    (found,) = _norms.norms(by_device_and_dtype([tensor]), order)
+    whole = torch.linalg.vector_norm(tensor.double(), order) if order else torch.tensor(1.0)
+    assert found.dtype is torch.float32
+    assert found.item() == pytest.approx(whole.item(), rel=1e-5)
+    if order > 0:
+        (power,) = _norms.power(by_device_and_dtype([tensor]), order)
+        assert _norms.root(power.item(), order) == pytest.approx(whole.item(), rel=1e-5)
+    assert max(widened) <= 1000
+
+
+def test_order_0_counts_the_tensors_that_are_not_all_zero() -> None:
+    """Exactly, however many: a bfloat16 holds no 257."""
+    tensors = [torch.full((2,), float(index % 2), dtype=torch.bfloat16) for index in range(2 * 257)]
+    (found,) = _norms.norms(by_device_and_dtype(tensors), 0.0)
+    assert found.item() == 257

@@ -1,16 +1,18 @@
 """Which tensors an iteration has dealt with: as objects, as living memory, at a glance."""
 
+import functools
+import itertools
 import random
-import sys
 import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts import interrupted
 from torch import Tensor
 
-from lucid.amp import _memory
+from lucid.amp import _memory, _seen
 from lucid.amp._seen import Seen
 
 
@@ -18,6 +20,11 @@ def spans(*tensors: Tensor) -> _memory.Spans:
     """Where contiguous tensors begin and end."""
     begins = [tensor.data_ptr() for tensor in tensors]
     return begins, [begin + tensor.nbytes for begin, tensor in zip(begins, tensors, strict=True)]
+
+
+def elements(tensor: Tensor) -> range:
+    """Which elements of its storage a vector holds."""
+    return range(int(tensor.storage_offset()), int(tensor.storage_offset()) + tensor.numel())
 
 
 def remembered(*tensors: Tensor) -> Seen:
@@ -162,13 +169,18 @@ def test_many_are_told_apart_as_few_are(count: int) -> None:
 @settings(max_examples=3 * settings.default.max_examples)
 @given(draw=st.randoms(use_true_random=False))
 def test_additions_of_any_size_are_told_apart(draw: random.Random) -> None:
-    """Living tensors are met or not, one by one as all together; what is gone may come again."""
-    seen, buffer, alive = Seen(), torch.zeros(200), []
-    for _ in range(draw.randrange(1, 12)):
-        starts = draw.sample(range(100), draw.choice([1, 2, 5, 30]))
-        tensors = [buffer[2 * start : 2 * start + draw.choice([1, 2])] for start in starts]
-        taken = {int(tensor.storage_offset()) for tensor in alive}
-        is_free = taken.isdisjoint(int(tensor.storage_offset()) for tensor in tensors)
+    """Living tensors are met or not, one by one as all together; what is gone may come again, also several at once."""
+    seen, buffer, alive = Seen(), torch.zeros(120), []
+    for _ in range(draw.randrange(1, 15)):
+        tensors, end = [], draw.randrange(20)
+        for _ in range(draw.choice([1, 2, 5, 30])):
+            begin = end + draw.randrange(4)
+            end = begin + draw.choice([1, 1, 2, 3, 20])
+            if end <= len(buffer):
+                tensors.append(buffer[begin:end])
+        draw.shuffle(tensors)
+        taken = {place for tensor in alive for place in elements(tensor)}
+        is_free = all(taken.isdisjoint(elements(tensor)) for tensor in tensors)
         assert seen.has_none_of(tensors, spans(*tensors)) is is_free
         if is_free:
             seen.add(tensors, spans(*tensors))
@@ -176,28 +188,46 @@ def test_additions_of_any_size_are_told_apart(draw: random.Random) -> None:
         del tensors
 
 
-def test_many_additions_are_told_apart_in_steps_that_grow_with_their_number() -> None:
-    """Twice as many optimizers of twenty gradients take about twice the calls, not four times."""
+def test_many_additions_are_told_apart_in_steps_that_grow_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many optimizers of twenty gradients have twice as many places sorted together, not four times."""
 
-    def calls(additions: int) -> int:
+    def sorted_places(additions: int) -> int:
         seen, made, count = Seen(), torch.zeros(20 * additions, 2), 0
 
-        def counted(_frame: object, event: str, _argument: object) -> None:
+        def counted(places: _memory.Spans) -> bool:
             nonlocal count
-            count += event.endswith("call")
+            count += len(places[0])
+            return _memory.are_apart(places)
 
-        sys.setprofile(counted)
-        try:
-            for group in made.split(20):
-                tensors = list(group)
-                assert seen.has_none_of(tensors, spans(*tensors))
-                seen.add(tensors, spans(*tensors))
-        finally:
-            sys.setprofile(None)
+        monkeypatch.setattr(_seen, "are_apart", counted)
+        for group in made.split(20):
+            tensors = list(group)
+            assert not seen.added or seen.has_none_of(tensors, spans(*tensors))
+            seen.add(tensors, spans(*tensors))
         return count
 
-    calls(1)
-    assert calls(200) < 2.5 * calls(100)
+    assert 0 < sorted_places(200) <= 2 * sorted_places(100)
+
+
+def test_an_interrupt_leaves_nothing_half_indexed() -> None:
+    """Wherever Ctrl-C comes, the next question has the same answer, and ``clear`` forgets all."""
+    tensors = list(torch.zeros(4, 2))
+    for line in itertools.count():
+        seen = Seen()
+        for tensor in tensors[:2]:
+            seen.add([tensor], spans(tensor))
+        asked = functools.partial(seen.has_none_of, tensors[2:3], spans(tensors[2]))
+        ended = not interrupted(asked, line, (_seen.__file__,))
+        assert asked()
+        assert not seen.has_none_of(tensors[:1], spans(tensors[0]))
+        seen.clear()
+        seen.add(tensors[2:3], spans(tensors[2]))
+        seen.add(tensors[3:], spans(tensors[3]))
+        assert seen.has_none_of(tensors[:1], spans(tensors[0]))
+        assert not seen.has_none_of(tensors[3:], spans(tensors[3]))
+        if ended:
+            break
+    assert line > 20
 
 
 def test_a_known_tensor_that_was_moved_is_known() -> None:

@@ -13,7 +13,8 @@ from reads import waits
 from torch import Tensor
 from torch.nn import Parameter
 
-from lucid.amp import GradScaler, diagnosis
+from lucid.amp import GradScaler, _causes, diagnosis
+from lucid.amp.diagnosis._taps import SeenGradient
 
 SHAPES = ((5, 7), (3,), ())
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -151,6 +152,24 @@ def test_a_fused_step_over_kinds_of_devices_divides_before_its_kernels(places: l
         scaler.update()
     assert all(parameter.grad is not None and parameter.grad.eq(2.0).all() for parameter in parameters)
     assert not scaler.step_was_skipped(optimizer)
+
+
+def test_what_a_skip_counts_is_divided_by_a_scale_that_lies_elsewhere(places: list[str]) -> None:
+    """The largest magnitude of a gradient anywhere, over PyTorch's one scale, which lies on a CUDA device."""
+    scale = torch.full((1,), 4.0, device=max(places))
+    gradients = []
+    for place in places:
+        values = torch.tensor([8.0, math.inf], device=place)
+        gradients.append(SeenGradient(place, values, values, scale))
+    assert [(one.name, one.largest) for one in _causes.count(gradients).read()] == [(place, 2.0) for place in places]
+
+
+def test_the_norm_lies_with_the_first_parameter_that_is_asked_for(places: list[str]) -> None:
+    """In the order in which they are given, as in PyTorch."""
+    parameters = made(places, 8.0)
+    optimizer, asked = torch.optim.SGD(parameters, foreach=False), parameters[::-1]
+    norm = GradScaler(8.0).clip_grad_norm_(optimizer, 1.0, parameters=asked)
+    assert norm.device == asked[0].device
 
 
 def test_a_watched_skip_of_a_fused_optimizer_away_from_the_scale_is_told(places: list[str]) -> None:

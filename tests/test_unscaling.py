@@ -2,14 +2,13 @@
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from interrupts import interrupted
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -136,28 +135,6 @@ def test_an_interrupt_at_any_line_divides_nothing_twice(begin: str) -> None:
 UNTIL_THE_STEP = tuple(
     str(Path(module.__file__)) for module in (_unscaling, _seen, _division, _gradients, _clip, _norms, _memory)
 )
-
-
-def interrupted(call: Callable[[], object], line: int, files: tuple[str, ...]) -> bool:
-    """Call it and raise KeyboardInterrupt at that line of those it runs in these files; False where it runs fewer."""
-    left = iter(range(line))
-
-    def watch(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        if event == "line" and next(left, None) is None:
-            raise KeyboardInterrupt
-        return watch
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def test_the_next_iteration_is_as_any(optimizer: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch) -> None:

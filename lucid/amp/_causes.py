@@ -101,8 +101,8 @@ def _launched(gradients: Sequence[Named]) -> Iterator[tuple[list[int], Tensor, T
         group = [gradients[place] for place in places]
         counts, largest = _counted([one.tensor for one in group])
         scales = [scale.reshape(()) for one in group if (scale := getattr(one, "scale", None)) is not None]
-        if scales:  # PyTorch keeps one scale, on whichever device its first loss was
-            largest = largest / torch.stack(scales).to(largest.device, non_blocking=True)
+        if scales:  # PyTorch keeps one scale, on whichever device its first loss was; the CPU must wait until it comes
+            largest = largest / torch.stack(scales).to(largest.device, non_blocking=not largest.is_cpu)
         devices.setdefault(counts.device, []).append((places, counts, largest))
     for groups in devices.values():
         every_place, counts_of_all, largest_of_all = zip(*groups, strict=True)

@@ -43,8 +43,8 @@ class Split(NamedTuple):
     """Gradients in two lists, each memory once: what is clipped and the others; and what the norm is taken of.
 
     ``counted`` is ``chosen`` but where a gradient repeats its values, or is that of two parameters: each counts, where
-    one process clips alone. ``asked`` are these gradients in the optimizer's order, those without elements too: the
-    norm is on the first one's device, in the widest of their dtypes.
+    one process clips alone. ``asked`` are these gradients as they were asked for, those without elements too: the norm
+    is on the first one's device, in the widest of their dtypes.
     """
 
     chosen: list[Tensor]
@@ -82,8 +82,10 @@ class Clipping:
         if self.parameters is None and short_way:
             return Split(tensors, [], tensors, tensors)
         self._check(optimizer)
-        asked = None if self.parameters is None else {id(parameter) for parameter in self.parameters}
-        about = [pair for pair in gradients.pairs if asked is None or id(pair[0]) in asked]
+        about = list(gradients.pairs)
+        if self.parameters is not None:
+            asked = {id(parameter): place for place, parameter in enumerate(self.parameters)}
+            about = sorted((pair for pair in about if id(pair[0]) in asked), key=lambda pair: asked[id(pair[0])])
         pairs = [pair for pair in about if pair[1].numel()]
         # On the short way no two gradients are the same memory, so that the object says as much.
         key: Callable[[Tensor], object] = id if short_way else region

@@ -39,11 +39,13 @@ def power(buckets: Sequence[Bucket], order: float) -> list[Tensor]:
     In float64 for float64 tensors, else in float32; not finite wherever an element, or the power, is not.
     """
     results = []
-    for _, dtype, bucket in buckets:
+    for bucket in buckets:
+        _, dtype, tensors = bucket
         if order == 2.0 and DIVIDES_IN[dtype] is dtype:
-            results.append(_add(list(_squares(bucket))))
+            results.append(_add(list(_squares(tensors))))
         else:
-            results.append(_from_norms(bucket, order))
+            each = _each(bucket, order)
+            results.append(each.amax() if order == math.inf else each.pow(order).sum())
     return results
 
 
@@ -53,8 +55,7 @@ def norms(buckets: Sequence[Bucket], order: float) -> list[Tensor]:
     In float64 for float64 tensors, else in float32. Of order 0 it is the number of tensors that are not all zero, as in
     PyTorch's total norm.
     """
-    stacked = [torch.stack(list(_torch.norms(bucket, order, DIVIDES_IN[dtype]))) for _, dtype, bucket in buckets]
-    return [torch.linalg.vector_norm(norms_of_bucket, order) for norms_of_bucket in stacked]
+    return [torch.linalg.vector_norm(_each(bucket, order), order) for bucket in buckets]
 
 
 def root(total: float, order: float) -> float:
@@ -159,9 +160,15 @@ def _dots(vector: Tensor) -> Iterator[Tensor]:
         yield torch.dot(block, block)
 
 
-def _from_norms(bucket: list[Tensor], order: float) -> Tensor:
-    stacked = torch.stack(list(_torch.norms(bucket, order, DIVIDES_IN[bucket[0].dtype])))
-    return stacked.amax() if order == math.inf else stacked.pow(order).sum()
+def _each(bucket: Bucket, order: float) -> Tensor:
+    """Return the norm of each tensor, or piece of one, as a vector; of order 0 that of each tensor."""
+    device, dtype, tensors = bucket
+    wide = DIVIDES_IN[dtype]
+    if order == 0:  # a count in whichever dtype is 0 or is not
+        return torch.stack(list(_torch.norms(tensors, order))).to(wide)
+    # The CPU's kernel makes a wide copy of a narrow tensor.
+    groups = pieces(tensors) if wide is not dtype and device.type == "cpu" else [tensors]
+    return torch.stack([norm for group in groups for norm in _torch.norms(group, order, wide)])
 
 
 def _add(parts: list[Tensor]) -> Tensor:

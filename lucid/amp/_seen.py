@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lucid.amp._memory import Region, Spans, are_apart, region, stored
 
-_FEW = 16
+_TIMES = 16
 """Where more than so many times as many are known, tensors are looked up, or sorted in, one by one."""
 
 
@@ -79,7 +79,7 @@ class Seen:
 
     def _are_many(self, tensors: Sequence[object]) -> bool:
         """Whether to sort all again takes fewer steps than to look them up, or sort them in, one by one."""
-        return len(tensors) * _FEW >= len(self._begins)
+        return len(tensors) * _TIMES >= len(self._begins)
 
     def _are_apart_from(self, spans: Spans) -> bool:
         """Whether spans and all that was added, also of tensors that are gone, lie apart: sorted together."""
@@ -100,12 +100,11 @@ class Seen:
     def clear(self) -> None:
         """Forget all of them."""
         self.added.clear()
-        if self._with_regions or self._with_spans:
+        if self._with_regions or self._with_spans or self._by_id:
             self._by_id.clear()
             self._by_region.clear()
-            self._begins.clear()
-            self._ends.clear()
             self._by_begin.clear()
+            self._begins, self._ends = [], []
             self._with_regions = self._with_spans = 0
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -129,8 +128,10 @@ class Seen:
                 return False
             self._note_ids(tensors)
             self._by_begin.update(zip(places[0], tensors, strict=True))
-            for known, added in zip((self._begins, self._ends), places, strict=True):
-                _sort_in(known, added, at_once=self._are_many(tensors))
+            join = _sorted_together if self._are_many(tensors) else _sorted_in
+            begins, ends = map(join, (self._begins, self._ends), places)
+            # Together, so that no interrupt leaves one of them longer than the other.
+            self._begins, self._ends = begins, ends
             self._with_spans += 1
         return True
 
@@ -139,13 +140,15 @@ class Seen:
         self._by_id.update(zip(map(id, [tensor() for tensor in tensors]), tensors, strict=True))
 
 
-def _sort_in(known: list[int], added: list[int], at_once: bool) -> None:
-    if at_once:
-        known.extend(added)
-        known.sort()
-    else:
-        for place in added:
-            bisect.insort(known, place)
+def _sorted_together(known: list[int], added: list[int]) -> list[int]:
+    return sorted(known + added)
+
+
+def _sorted_in(known: list[int], added: list[int]) -> list[int]:
+    joined = known.copy()
+    for place in added:
+        bisect.insort(joined, place)
+    return joined
 
 
 def _lies_at(place: Region, tensor: Tensor | None) -> bool:

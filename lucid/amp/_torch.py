@@ -157,14 +157,15 @@ def copies(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Return the elements of tensors of one device and dtype as one vector, each tensor's as they lie in memory."""
+    """Return the elements of tensors of one device and dtype as one vector, each tensor's in any order."""
     if set(map(Tensor.dim, tensors)) == {1}:
         return torch.cat(tensors)
-    flatten = PRIVATE["_flatten_dense_tensors"]
-    if flatten is not None and all(map(Tensor.is_contiguous, tensors)):
-        vector: Tensor = flatten(tensors)
+    if not tensors[0].is_cpu:  # there a copy is a launch, which costs more than to find out how a tensor lies
+        tensors = [tensor if tensor.is_contiguous() else _as_it_lies(tensor) for tensor in tensors]
+    if PRIVATE["_flatten_dense_tensors"] is not None:
+        vector: Tensor = PRIVATE["_flatten_dense_tensors"](tensors)
         return vector
-    return torch.cat([_as_it_lies(tensor) for tensor in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _as_it_lies(tensor: Tensor) -> Tensor:

@@ -44,12 +44,12 @@ class Outputs:
     Args:
         model: the module inside all wrappers.
         every: N; 0 for never.
-        scale: asked for the scale in force, once in a backward that is measured.
+        scale: asked for the scale in force, once between two updates.
     """
 
     def __init__(self, model: nn.Module, every: int, scale: Callable[[], float]) -> None:
         self._model, self._every, self._scale = model, every, scale
-        self._found: float | None = None
+        self._in_force: float | None = None
         self._forwards = 0
         self._hooks: list[Any] = []
         self._measures: dict[str, Measured] = {}
@@ -62,7 +62,7 @@ class Outputs:
         wanted = self._every and self._forwards % self._every == 0
         self._forwards += 1
         if wanted:
-            self._measures, self._order, self._found = {}, {}, None
+            self._measures, self._order, self._in_force = {}, {}, None
             for module, name in module_names(self._model).items():
                 if not isinstance(module, torch.jit.ScriptModule):
                     self._hooks.append(module.register_forward_hook(self._hook(name)))
@@ -76,6 +76,10 @@ class Outputs:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def updated(self) -> None:
+        """The scale may be another from now on."""
+        self._in_force = None
 
     def measured(self) -> list[Measured]:
         """The modules whose output had a gradient in the latest measured forward, in forward order."""
@@ -103,9 +107,9 @@ class Outputs:
             """Measure, and leave the gradient as it is."""
             # The first to come belongs to the last call.
             if name not in self._measures:
-                if self._found is None:
-                    self._found = self._scale()
-                self._measures[name] = Measured(name, tuple(gradient.shape), largest, Measure(gradient), self._found)
+                if self._in_force is None:
+                    self._in_force = self._scale()
+                self._measures[name] = Measured(name, tuple(gradient.shape), largest, Measure(gradient), self._in_force)
 
         hook: Callable[[Callable[[Tensor], None]], Any] = output.register_hook
         hook(measure)

@@ -27,7 +27,7 @@ _MANTISSA, _INF = (1 << 23) - 1, 255 << 23
 _TOP_MANTISSA = (65520 - 32768) << 8
 # Above this size the median comes from bins of 2⁻¹¹ of a power of two instead of from sorting.
 _SORTED_AT_MOST, _FINE_BITS = 1 << 15, 12
-_ROWS = 32
+_SIDE_BY_SIDE = 1 << 15
 
 
 class Fate(NamedTuple):
@@ -175,12 +175,16 @@ def _histogram(places: torch.Tensor, bins: int) -> torch.Tensor:
     """How often each number below ``bins`` comes; nothing is read."""
     if places.is_cpu:
         return torch.bincount(places, minlength=bins)
-    # Elsewhere bincount waits for the largest number. Several rows are added to, so that few wait for one another.
-    rows = torch.arange(places.numel(), dtype=torch.int32, device=places.device).remainder_(_ROWS)
-    counts = torch.zeros(_ROWS * bins, dtype=torch.int64, device=places.device)
-    one = torch.ones((), dtype=torch.int64, device=places.device)
-    counts.index_add_(0, rows.mul_(bins).add_(places), one.expand(places.numel()))
-    return counts.view(_ROWS, bins).sum(0)
+    # Elsewhere bincount waits for the largest number.
+    dtype = torch.int32 if places.numel() < 2**31 else torch.int64
+    # Where bins are few, several rows of them are added to, so that few additions wait for one another.
+    rows = max(1, _SIDE_BY_SIDE // bins)
+    if rows > 1:
+        row = torch.arange(places.numel(), dtype=dtype, device=places.device).remainder_(rows)
+        places = row.mul_(bins).add_(places)
+    counts = torch.zeros(rows * bins, dtype=dtype, device=places.device)
+    counts.index_add_(0, places, torch.ones((), dtype=dtype, device=places.device).expand(places.numel()))
+    return counts.view(rows, bins).sum(0)
 
 
 def _largest(bits: torch.Tensor) -> torch.Tensor:

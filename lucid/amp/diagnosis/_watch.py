@@ -171,6 +171,7 @@ class Watch(Handle):
     def on_ended(self, update: int, skipped: bool) -> None:
         """Report a skip, on rank 0, once all optimizers had their turn; the other ranks tell it theirs."""
         self.kept.ended()
+        self.outputs.updated()
         if skipped:
             first = next(watch for watch in self.record.watches() if watch.report == self.report)
             if first is self:
