@@ -188,7 +188,8 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
     """Return an optimizer's gradients, where they lie, and their buckets, if all can be divided as they are.
 
     A loop of cheap questions, for what nearly all gradients are: tensors without gaps that share no memory, neither
-    with each other nor with what was divided before. Whatever is odd goes the long way.
+    with each other nor with what was divided before. Whatever is odd goes the long way. A device is known by its number:
+    a build of PyTorch has one kind of accelerator.
     """
     found: list[Tensor] = []
     spans: _memory.Spans = [], []
@@ -211,7 +212,6 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
             # 0: no element, or no memory of its own. Half of a complex number may be negative by a bit alone.
             if has_gaps or not begin or (end <= begin + _LARGEST_NUMBER and gradient.is_neg()):
                 return None
-            # The number is enough: a build of PyTorch has one kind of accelerator.
             if gradient.dtype is not dtype or gradient.get_device() != index:
                 dtype, index, are_alike = gradient.dtype, gradient.get_device(), not found
             # A few lie above or below all before them, which needs no sorting.
