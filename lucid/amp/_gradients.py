@@ -188,8 +188,8 @@ def _plain(optimizer: Any, seen: Seen) -> tuple[list[Tensor], _memory.Spans, lis
     """Return an optimizer's gradients, where they lie, and their buckets, if all can be divided as they are.
 
     A loop of cheap questions, for what nearly all gradients are: tensors without gaps that share no memory, neither
-    with each other nor with what was divided before. Whatever is odd goes the long way. A device is known by its number:
-    a build of PyTorch has one kind of accelerator.
+    with each other nor with what was divided before. Whatever is odd goes the long way. The number of a device tells
+    which it is, since a build of PyTorch has one kind of accelerator.
     """
     found: list[Tensor] = []
     spans: _memory.Spans = [], []

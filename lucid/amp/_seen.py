@@ -15,6 +15,9 @@ from torch import Tensor
 
 from lucid.amp._memory import Region, Spans, are_apart, region, stored
 
+_FEW = 4
+"""So many optimizers are compared with another one without an index."""
+
 _TIMES = 16
 """Where more than so many times as many are known, tensors are looked up, or sorted in, one by one."""
 
@@ -61,7 +64,7 @@ class Seen:
 
         False says nothing. A thousand optimizers cost a thousand times what one does.
         """
-        if len(self.added) == 1 and self._is_apart_from_the_first(tensors, spans):
+        if len(self.added) <= _FEW and self._are_all_apart(tensors, spans):
             return True
         if not self._index_spans():
             return False
@@ -69,13 +72,15 @@ class Seen:
             return False
         return (self._are_many(tensors) and self._are_apart_from(spans)) or self._is_each_apart(spans)
 
-    def _is_apart_from_the_first(self, tensors: Sequence[Tensor], spans: Spans) -> bool:
-        """The same for two optimizers: nothing is indexed for a third one."""
-        first, places = self.added[0]
-        if not isinstance(places, tuple):
-            return False
-        are_others = set(map(id, tensors)).isdisjoint(map(id, [tensor() for tensor in first]))
-        return are_others and are_apart((places[0] + spans[0], places[1] + spans[1]))
+    def _are_all_apart(self, tensors: Sequence[Tensor], spans: Spans) -> bool:
+        """The same for a few optimizers: all are compared at once, also with what is gone, and nothing is indexed."""
+        ids, (begins, ends) = set(map(id, tensors)), map(list, spans)
+        for added, places in self.added:
+            if not (isinstance(places, tuple) and ids.isdisjoint(map(id, [tensor() for tensor in added]))):
+                return False
+            begins += places[0]
+            ends += places[1]
+        return are_apart((begins, ends))
 
     def _are_many(self, tensors: Sequence[object]) -> bool:
         """Whether to sort all again takes fewer steps than to look them up, or sort them in, one by one."""
