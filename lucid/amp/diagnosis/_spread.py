@@ -27,6 +27,7 @@ _MANTISSA, _INF = (1 << 23) - 1, 255 << 23
 _TOP_MANTISSA = (65520 - 32768) << 8
 # Above this size the median comes from bins of 2⁻¹¹ of a power of two instead of from sorting.
 _SORTED_AT_MOST, _FINE_BITS = 1 << 15, 12
+# So many counts at most, in rows of few bins, are added to side by side.
 _SIDE_BY_SIDE = 1 << 15
 
 
