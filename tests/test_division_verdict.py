@@ -152,13 +152,12 @@ def test_numbers_keep_the_digits_of_the_widest() -> None:
 def test_a_flag_that_stayed_zero_is_lent_again() -> None:
     """The next verdict is made of the same tensor; one that told of an overflow is not used again."""
     by, good, bad = Divisor(4.0), *(by_device_and_dtype([torch.tensor([value])]) for value in (12.0, math.inf))
-    cpu = torch.device("cpu")
     lent = by.divide_(good)
-    flag = lent[cpu]
+    (flag,) = lent
     assert not by.read(lent)
     overflow = by.judge(bad)
-    assert overflow[cpu] is flag
+    assert overflow[0] is flag
     assert by.read(overflow)
     fresh = by.judge(good)
-    assert fresh[cpu] is not flag
+    assert fresh[0] is not flag
     assert not by.read(fresh)

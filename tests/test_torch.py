@@ -12,7 +12,15 @@ from lucid.amp._torch import by_device_and_dtype, joined
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
+def untried() -> Iterator[None]:
+    """What is known of operators is forgotten before and after."""
+    _torch.check_and_multiply.cache_clear()
+    yield
+    _torch.check_and_multiply.cache_clear()
+
+
+@pytest.fixture
+def asked(untried: None, monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtypes on which the batched operator was tried; it runs out of memory at the first try."""
     tried: list[torch.dtype] = []
 
@@ -22,9 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
             raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setitem(_torch.PRIVATE, "_amp_foreach_non_finite_check_and_unscale_", batched)
-    _torch.check_and_multiply.cache_clear()
-    yield tried
-    _torch.check_and_multiply.cache_clear()
+    return tried
 
 
 def test_a_full_memory_does_not_say_that_there_is_no_operator(asked: list[torch.dtype]) -> None:
@@ -71,3 +77,19 @@ def test_joined_takes_tensors_as_they_lie_in_memory(device: torch.device) -> Non
     found = joined(tensors).tolist()
     parts = [sorted(found[:12]), sorted(found[12:24]), sorted(found[24:])]
     assert parts == [sorted(tensor.flatten().tolist()) for tensor in tensors]
+
+
+@pytest.mark.usefixtures("untried")
+def test_an_operator_that_autograd_would_note_is_used_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every other in-place operator it refuses a leaf that requires a gradient: autograd is switched off for it."""
+
+    def noted(tensors: list[torch.Tensor], found: torch.Tensor, factor: torch.Tensor) -> None:
+        for tensor in tensors:
+            tensor.mul_(factor)
+
+    monkeypatch.setitem(_torch.PRIVATE, "_amp_foreach_non_finite_check_and_unscale_", noted)
+    operator = _torch.check_and_multiply(torch.device("cpu"), torch.float32)
+    leaf = torch.full((2,), 8.0, requires_grad=True)
+    operator([leaf], torch.zeros(()), torch.full((), 0.5))
+    assert leaf.tolist() == [4.0, 4.0]
+    assert leaf.grad_fn is None

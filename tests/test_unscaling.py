@@ -1,6 +1,7 @@
 """What is left after a division that stops in the middle: nothing is divided twice, and nothing is stepped by."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,25 @@ def test_autograd_is_as_it_was(
         assert torch.is_grad_enabled() is enabled
     assert gradients(optimizer) == ([3.0, 9.0] if fails else [3.0, 3.0])
     assert all(parameter.grad.grad_fn is None for parameter in optimizer.param_groups[0]["params"])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.SGD, fused=True)])
+@pytest.mark.parametrize("scale", [3.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("begin", ["unscale_", "step", "clip_grad_norm_"])
+@pytest.mark.usefixtures("operator")
+def test_no_division_is_noted_by_autograd(begin: str, dtype: torch.dtype, scale: float, kind: Any) -> None:
+    """A gradient that requires one, first of one optimizer and then of another, who only judges it: 12 / scale."""
+    parameters = [Parameter(torch.zeros(2, dtype=dtype)) for _ in range(2)]
+    gradient = torch.full((2,), 12.0, dtype=dtype, requires_grad=True)
+    for parameter in parameters:
+        parameter.grad = gradient
+    scaler = GradScaler(scale)
+    for parameter in parameters:
+        calls_of(scaler, kind([parameter], lr=1.0))[begin]()
+        assert parameter.grad.tolist() == [12.0 / scale] * 2
+        assert parameter.grad.grad_fn is None
+        assert parameter.grad.is_leaf
 
 
 def test_a_sparse_gradient_that_requires_one_is_divided_outside_autograd() -> None:

@@ -39,7 +39,8 @@ class Together:
         self._parts = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in split.chosen]
         self._beside = [Part(parameters[id(tensor)], tensor, id(tensor) in fresh) for tensor in split.others]
         self._shares = Shares(self._parts, ranks.groups, ranks.given)
-        self._widths = sum(1 << _WIDTHS.index(dtype) for dtype in {tensor.dtype for tensor in split.chosen})
+        self._asked = by_device_and_dtype(split.asked)
+        self._widths = sum(1 << _WIDTHS.index(dtype) for dtype in {dtype for _, dtype, _ in self._asked})
         self._unread = self._powers() if _norms.is_additive(clipping.order) else None
         self._poll = self._read() if self._unread is None else self._polled(0.0, True)
 
@@ -95,7 +96,7 @@ class Together:
 
     def _norm(self, norm: float) -> torch.Tensor:
         dtypes = [dtype for bit, dtype in enumerate(_WIDTHS) if self._poll.widths >> bit & 1]
-        return as_tensor(norm, by_device_and_dtype([part.values for part in self._parts]), dtypes)
+        return as_tensor(norm, self._asked, dtypes)
 
     def _look(self, lists: Sequence[Sequence[Part]]) -> tuple[list[float], bool]:
         """Return the norm of the true values of each list, and whether all of them are finite; changes nothing."""

@@ -27,7 +27,7 @@ DIVIDES_IN: dict[torch.dtype, torch.dtype] = {
 }
 """The dtype of a gradient → the dtype in which it is divided; the quotient is then rounded back once."""
 
-Verdict: TypeAlias = dict[torch.device, Tensor]
+Verdict: TypeAlias = list[Tensor]
 """A flag on each device: float32, zero-dimensional, above zero where a quotient there is not finite."""
 
 PIECE = 2**23
@@ -69,36 +69,38 @@ class Flags:
     """The flags that verdicts are made of.
 
     One that was read and found to be zero is lent again, which spares a launch for each optimizer and step.
-
-    Attributes:
-        take_back: takes a verdict whose flags are known to be zero, and lends them again.
     """
 
     def __init__(self) -> None:
-        self._zeros: Verdict = {}
-        self.take_back = self._zeros.update
+        self._zeros: dict[torch.device, Tensor] = {}
 
     def of(self, verdict: Verdict, device: torch.device) -> Tensor:
         """Return the verdict's flag on a device; it is zero until a quotient there is not finite."""
-        flag = verdict.get(device)
-        if flag is None:
-            flag = self._zeros.pop(device, None)
-            if flag is None:
-                with torch.inference_mode(False):  # as above: it may be lent outside
-                    flag = torch.zeros((), dtype=torch.float32, device=device)
-            verdict[device] = flag
-        return flag
+        for flag in verdict:
+            if flag.device == device:
+                return flag
+        zero = self._zeros.pop(device, None)
+        if zero is None:
+            with torch.inference_mode(False):  # as above: it may be lent outside
+                zero = torch.zeros((), dtype=torch.float32, device=device)
+        verdict.append(zero)
+        return zero
+
+    def take_back(self, verdict: Verdict) -> None:
+        """Lend flags again that are known to be zero."""
+        for flag in verdict:
+            self._zeros[flag.device] = flag
 
     def read(self, verdict: Verdict) -> bool:
         """Whether a quotient of a verdict overflowed: one host read, none for an empty verdict; it is used up."""
-        if any(numbers(list(verdict.values()))):
+        if any(numbers(verdict)):
             return True
         self.take_back(verdict)
         return False
 
     def read_beside(self, verdict: Verdict, tensors: list[Tensor]) -> tuple[bool, list[float]]:
         """Read a verdict, and in the same host read the values of zero-dimensional tensors."""
-        read = numbers([*verdict.values(), *tensors])
+        read = numbers([*verdict, *tensors])
         overflow = any(read[: len(verdict)])
         if not overflow:
             self.take_back(verdict)
@@ -150,30 +152,39 @@ class Divisor:
             buckets: of any devices and of the dtypes of ``DIVIDES_IN``; no memory twice.
             judged: False where the verdict is known, so that the quotients need not be looked at.
         """
-        verdict: Verdict = {}
+        verdict: Verdict = []
         for device, dtype, bucket in buckets:
             overflow = self._flags.of(verdict, device)
             if self._multiplies and (check_and_multiply_ := _torch.check_and_multiply(device, dtype)):
                 check_and_multiply_(bucket, overflow, self._reciprocals[device, torch.float32])
-            elif DIVIDES_IN[dtype] is dtype or self._multiplies:
-                # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
-                _torch.divide_(bucket, self.tensors[device, dtype])
-                if judged:
-                    self._check(bucket, overflow)
             else:
-                self._divide_rounding(bucket, DIVIDES_IN[dtype], overflow if judged else None)
+                self._divide_bucket(bucket, dtype, overflow if judged else None)
         return verdict
 
+    @_torch.without_grad
+    def _divide_bucket(self, bucket: list[Tensor], dtype: torch.dtype, overflow: Tensor | None) -> None:
+        """Divide in place, where no operator does it at once, and look at the quotients unless ``overflow`` is None."""
+        wide = DIVIDES_IN[dtype]
+        if wide is not dtype and not self._multiplies:
+            self._divide_rounding(bucket, wide, overflow)
+            return
+        # Any dtype holds a power of two, and loses nothing that float32 would not lose, too.
+        _torch.divide_(bucket, self.tensors[bucket[0].device, dtype])
+        if overflow is not None:
+            self._check(bucket, overflow)
+
+    @_torch.without_grad
     def judge(self, buckets: list[Bucket], verdict: Verdict | None = None) -> Verdict:
         """Return the verdict on tensors that hold their true values already, added to another one if given."""
-        verdict = {} if verdict is None else verdict
+        verdict = [] if verdict is None else verdict
         for device, _, bucket in buckets:
             self._check(bucket, self._flags.of(verdict, device))
         return verdict
 
+    @_torch.without_grad
     def judge_quotients(self, buckets: list[Bucket]) -> Verdict:
         """Return the verdict on the quotients of tensors that stay as they are, piece by piece."""
-        verdict: Verdict = {}
+        verdict: Verdict = []
         for device, dtype, bucket in buckets:
             divisor = self.tensors[device, DIVIDES_IN[dtype]]
             for group in pieces(bucket):

@@ -267,7 +267,9 @@ class GradScaler(Settings, Events):
         after, tracker = (given, 0) if given else self._schedule.next(now, self._tracker, overflow)
         skipped = self._stages.clear()
         self._unscaling.divided.clear()
-        self._stand(after, tracker)
+        if after != now:
+            self._divisor.set(after)
+        self._tracker = tracker
         self._note_update(now, after, overflow, skipped, given is not None)
 
     def _factor(self, output: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lucid.amp import _memory, _refusals
+from lucid.amp import _memory, _refusals, _torch
 from lucid.amp._division import DIVIDES_IN
 from lucid.amp._seen import Seen
 from lucid.amp._torch import Bucket, by_device_and_dtype
@@ -84,6 +84,7 @@ class Gradients:
             found, self.places, self.buckets = plain
             self.values = self.fresh = self.wholes = found
 
+    @_torch.without_grad
     def _find_odd(self, seen: Seen) -> None:
         """The long way, for gradients of any kind."""
         optimizer = self._optimizer

@@ -50,11 +50,6 @@ class Settings:
         self._divisor = Divisor(scale)
         self._tracker = growth_tracker
 
-    def _stand(self, scale: float, growth_tracker: int) -> None:
-        if scale != self._divisor.scale:
-            self._divisor.set(scale)
-        self._tracker = growth_tracker
-
     def get_scale(self) -> float:
         """Return the factor that applies: the current scale, a float32 number; 1.0 while disabled."""
         return self._divisor.scale if self._enabled else 1.0
@@ -112,8 +107,8 @@ class Settings:
             self._consensus.agree_on_load({}, refusal)
             raise
         self._consensus.agree_on_load(schedule.state_dict(scale, growth_tracker))
-        self._schedule = schedule
-        self._stand(scale, growth_tracker)
+        self._divisor.set(scale)
+        self._schedule, self._tracker = schedule, growth_tracker
 
     def __repr__(self) -> str:
         """Return scale, count and settings in one line."""

@@ -65,7 +65,6 @@ class Unscaling:
                 ranks.tell(refusal, self._divisor.scale)
             raise
 
-    @_torch.without_grad
     def unscale(self, optimizer: Any, turn: Turn, by_step: bool = False) -> InKernel | None:
         """Divide an optimizer's gradients, or return what lets its own kernel do it (see :meth:`in_kernel`).
 
@@ -75,13 +74,20 @@ class Unscaling:
             by_step: whether the optimizer is about to be stepped.
         """
         ranks = self._consensus.of(optimizer) if _torch.is_distributed() else None
+        if ranks is not None or (by_step and getattr(optimizer, _torch.TAKES_FACTOR, False)):
+            return self._read_and_unscale(optimizer, turn, by_step, ranks)
+        self._divide(turn, Gradients(optimizer, self.divided), by_step)
+        return None
+
+    @_torch.without_grad
+    def _read_and_unscale(self, optimizer: Any, turn: Turn, by_step: bool, ranks: Ranks | None) -> InKernel | None:
+        """The same where nothing may change before all ranks agree, or where the kernel may divide."""
         try:
             gradients = Gradients(optimizer, self.divided)
             takes_factor = by_step and getattr(optimizer, _torch.TAKES_FACTOR, False)
             in_kernel = takes_factor and _fused.divides(optimizer, gradients, self._divisor)
             overflow = asked = None
             if in_kernel or ranks is not None:
-                # Nothing may change before all ranks agree, or where the kernel is to divide: a read comes first.
                 reading = _fused.read(optimizer) if in_kernel else Reading([gradients.fresh])
                 if ranks is None:
                     overflow = self._overflows(gradients, reading)
@@ -129,7 +135,7 @@ class Unscaling:
     def _doubts(self, gradients: Gradients, reading: Reading) -> Unread:
         """What :meth:`_overflows` will be asked about, if any rank has such doubts; the host reads nothing."""
         divided = self._divisor.judge(by_device_and_dtype(gradients.divided))
-        return Unread([*reading.doubts(self._divisor), *divided.values()])
+        return Unread([*reading.doubts(self._divisor), *divided])
 
     def _agree(self, ranks: Ranks, doubts: Unread, gradients: Gradients, reading: Reading) -> bool:
         """Whether a quotient of any rank overflows; where one of them has doubts, all look again and ask again."""
@@ -166,11 +172,11 @@ class Unscaling:
     def overflowed(self, turn: Turn) -> bool:
         """Whether the turn's optimizer overflowed: read once by the host, and kept."""
         overflow: bool | Verdict = turn.overflow
-        if isinstance(overflow, dict):
+        if isinstance(overflow, list):
             overflow = turn.overflow = self._divisor.read(overflow)
         return overflow
 
-    def _divide(self, turn: Turn, gradients: Gradients, by_step: bool, overflow: bool | None) -> None:
+    def _divide(self, turn: Turn, gradients: Gradients, by_step: bool, overflow: bool | None = None) -> None:
         """Divide, and judge where the verdict is not known: what was divided before, too."""
         self._mark(turn, gradients)
         verdict = self._divisor.divide_(gradients.buckets, judged=overflow is None)

@@ -129,6 +129,17 @@ def narrow_and_wide() -> tuple[str, float]:
     return str(norm.dtype), float(norm)
 
 
+def empty_shard() -> str:
+    """Of the wider dtype rank 1 holds no element, and rank 0 has no such parameter."""
+    parameters = [nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))]
+    if dist.get_rank() == 1:
+        parameters.append(nn.Parameter(torch.zeros(0, dtype=torch.float64)))
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    scaler = GradScaler(init_scale=8.0, process_group=dist.group.WORLD)
+    return str(scaler.clip_grad_norm_(torch.optim.SGD(parameters, lr=1.0), math.inf).dtype)
+
+
 def sums_beyond_float32() -> tuple[float, bool]:
     """Partial DTensor gradients of 3e38 on each of two ranks: finite addends, an infinite sum."""
     parameter = nn.Parameter(distribute_tensor(torch.ones(2), meshes.mesh(2), [Replicate()]))

@@ -175,6 +175,11 @@ def test_every_rank_is_told_the_same_norm(pair: Team) -> None:
     assert seen[0][1] == pytest.approx(math.sqrt(3 * 1.1**2 + 3 * 2.09375**2), rel=1e-6)
 
 
+def test_a_gradient_without_elements_tells_the_dtype_of_the_norm(pair: Team) -> None:
+    """As in PyTorch's total norm of one process, which promotes over all gradients."""
+    assert pair.run("clipping.empty_shard") == ["torch.float64"] * 2
+
+
 def test_a_sum_of_addends_that_overflows_is_an_overflow(pair: Team) -> None:
     """3e38 + 3e38 is beyond float32: the norm says so, nothing is clipped to zero, and the step is skipped."""
     for norm, skipped in pair.run("clipping.sums_beyond_float32"):
