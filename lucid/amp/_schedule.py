@@ -6,7 +6,6 @@ so that any front end can stand on it.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
@@ -211,4 +210,6 @@ def _whole(name: str, value: object, least: int) -> int:
 
 
 def _float32(number: float) -> float:
-    return ctypes.c_float(number).value
+    """Return a number of float32's normal range rounded to its 24 binary digits, half to even."""
+    digits, exponent = math.frexp(number)
+    return math.ldexp(round(digits * 2**24), exponent - 24)
