@@ -411,6 +411,26 @@ def with_metal(x: torch.Tensor) -> torch.Tensor:
         return x @ x if autocast.is_autocast_enabled() else x
 
 
+def decorated_inside(x: torch.Tensor) -> torch.Tensor:
+    """A scope made as a decorator by the compiled function."""
+
+    @autocast("cpu")
+    def product(y: torch.Tensor) -> torch.Tensor:
+        return y @ y
+
+    return product(x)
+
+
+def entered_twice(x: torch.Tensor) -> torch.Tensor:
+    """A scope inside itself, with a product after each way out."""
+    scope = autocast("cpu")
+    with scope:
+        with scope:
+            y = x @ x
+        half = y @ x
+    return half if (x @ x).dtype is torch.float32 else x
+
+
 SCOPE = autocast("cpu")
 
 
@@ -426,7 +446,9 @@ def decorated(x: torch.Tensor) -> torch.Tensor:
     return x @ x
 
 
-@pytest.mark.parametrize("function", [built_inside, given, decorated, with_metal])
+@pytest.mark.parametrize(
+    "function", [built_inside, decorated_inside, entered_twice, given, decorated, with_metal], ids=lambda f: f.__name__
+)
 def test_compiles_whole(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """With ``fullgraph=True`` a scope in a function is one graph, and casts."""
     if function is with_metal and autocast().device != "cpu":

@@ -49,10 +49,33 @@ def _device_type(spec: str | torch.device) -> str:
 
 
 @contextlib.contextmanager
-def _traced(*settings: Any) -> Generator[None, None, None]:
-    """PyTorch's scope, for a compiler that looks for the type of what a class makes, and knows none of a scope."""
+def _scope(*settings: Any) -> Generator[None, None, None]:
     with torch.autocast(*settings):
         yield
+
+
+class _Traced:
+    """PyTorch's scope in an object whose type a compiler can tell: of ``torch.autocast(...)`` older ones cannot."""
+
+    def __init__(self, *settings: Any) -> None:
+        self._settings = settings
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> _Traced:
+        scope = _scope(*self._settings)
+        scope.__enter__()
+        self._entered.append(scope)
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+    def __call__(self, function: _Function) -> _Function:
+        def decorated(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast("_Function", decorated)
 
 
 class autocast(torch.autocast):
@@ -88,10 +111,9 @@ class autocast(torch.autocast):
         arithmetic: str = "auto",
         flush_subnormals: bool = False,
     ) -> Any:
-        """Make an instance; in a function that is being compiled, of the class that the compiler knows."""
+        """Make an instance; in a function that is being compiled, what a compiler can trace."""
         if torch.compiler.is_compiling():
-            traced = torch.autocast if _torch.scopes_have_a_type_when_traced() else _traced
-            return traced(_device_type(device_type), dtype, enabled, cache_enabled)
+            return _Traced(_device_type(device_type), dtype, enabled, cache_enabled)
         return super().__new__(cls)
 
     def __init__(
@@ -150,9 +172,10 @@ class autocast(torch.autocast):
 
     def __enter__(self) -> autocast:
         """Enter; an instance may be entered again before it is left."""
+        if torch.compiler.is_dynamo_compiling():
+            # In a frame of its own, where the compiler takes the instance for one of PyTorch's class.
+            _torch.frame_skipper()()
         if torch.compiler.is_compiling():
-            if _is_in_a_frame_of_its_own(self):
-                _torch.frame_skipper()()
             super().__enter__()  # type: ignore[no-untyped-call]
             return self
         # What was in force before lives in a copy of its own: PyTorch keeps it on the instance, where
@@ -177,9 +200,9 @@ class autocast(torch.autocast):
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
         """Restore exactly what was in force before the matching entry; never swallows an exception."""
+        if torch.compiler.is_dynamo_compiling():
+            _torch.frame_skipper()()
         if torch.compiler.is_compiling():
-            if _is_in_a_frame_of_its_own(self):
-                _torch.frame_skipper()()
             return cast("bool | None", super().__exit__(exc_type, exc_val, exc_tb))
         scopes = _entered.scopes
         for place in reversed(range(len(scopes))):
@@ -202,11 +225,6 @@ class autocast(torch.autocast):
             if is_kind(func):
                 return cast("_Function", functools.wraps(func)(decorate(self, func)))
         return cast("_Function", super().__call__(func))  # type: ignore[no-untyped-call]
-
-
-def _is_in_a_frame_of_its_own(scope: torch.autocast) -> bool:
-    """Whether the compiler compiles a scope's method by itself: it then takes the scope for one of PyTorch's class."""
-    return not _torch.scopes_have_a_type_when_traced() or type(scope) is torch.autocast
 
 
 def _named(device_type: str | torch.device | None) -> str:

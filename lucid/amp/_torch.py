@@ -229,14 +229,6 @@ def constant_when_traced(function: _Function) -> _Function:
     return function
 
 
-@constant_when_traced
-def scopes_have_a_type_when_traced() -> bool:
-    """Whether the compiler can tell what kind of object ``torch.autocast(...)`` is, in a function that it compiles."""
-    names = "ctx_manager.AutocastModeVariable", "base.VariableTracker"
-    scope, anything = (_find(f"_dynamo.variables.{name}") for name in names)
-    return getattr(scope, "python_type", None) is not getattr(anything, "python_type", None)
-
-
 def frame_skipper() -> Callable[[], object]:
     """What the compiler takes as the order to give a frame up and run it as it is; else what does nothing."""
     return _find("_dynamo.skip_frame") or torch.compiler.is_compiling
