@@ -168,3 +168,13 @@ def test_loading_in_the_middle_of_an_iteration_moves_no_stage() -> None:
     scaler.step(optimizer)
     assert weight.tolist() == [-3.0] * 2
     assert scaler.get_scale() == 2.0
+
+
+def test_a_backward_that_is_due_survives_the_loading_of_its_own_scale() -> None:
+    """Nothing is written where nothing changes, which autograd would take for a change: d(p²)/dp · 4 = 24."""
+    scaler, weight = GradScaler(4.0), torch.nn.Parameter(torch.tensor(3.0))
+    loss = scaler.scale(weight * weight)
+    scaler.load_state_dict(scaler.state_dict())
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 24.0

@@ -47,9 +47,10 @@ def test_the_gradients_of_a_compiled_step_are_scaled(counter: CompileCounter) ->
 def test_under_autocast_and_over_a_structure(counter: CompileCounter) -> None:
     """The scope and a dict of losses are traced whole, a half loss scaled in float32."""
     model, scaler = Linear(3, 2), GradScaler(65536.0)
+    scope = autocast("cpu", dtype=torch.bfloat16, arithmetic="native")
 
     def step(x: Tensor) -> dict[str, Tensor]:
-        with autocast("cpu", dtype=torch.bfloat16, arithmetic="native"):
+        with scope:
             out = model(x)
         return scaler.scale({"mean": out.float().mean(), "half": out.sum().half()})
 

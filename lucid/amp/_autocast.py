@@ -48,36 +48,6 @@ def _device_type(spec: str | torch.device) -> str:
     return device_type(spec)
 
 
-@contextlib.contextmanager
-def _scope(*settings: Any) -> Generator[None, None, None]:
-    with torch.autocast(*settings):
-        yield
-
-
-class _Traced:
-    """PyTorch's scope in an object whose type a compiler can tell: of ``torch.autocast(...)`` older ones cannot."""
-
-    def __init__(self, *settings: Any) -> None:
-        self._settings = settings
-        self._entered: list[AbstractContextManager[None]] = []
-
-    def __enter__(self) -> _Traced:
-        scope = _scope(*self._settings)
-        scope.__enter__()
-        self._entered.append(scope)
-        return self
-
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.pop().__exit__(*error)
-
-    def __call__(self, function: _Function) -> _Function:
-        def decorated(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return cast("_Function", decorated)
-
-
 class autocast(torch.autocast):
     """Run the operators that stand it in half precision, the weights staying float32.
 
@@ -111,9 +81,10 @@ class autocast(torch.autocast):
         arithmetic: str = "auto",
         flush_subnormals: bool = False,
     ) -> Any:
-        """Make an instance; in a function that is being compiled, what a compiler can trace."""
+        """Make an instance; in a function that is being compiled, of the class that the compiler knows."""
         if torch.compiler.is_compiling():
-            return _Traced(_device_type(device_type), dtype, enabled, cache_enabled)
+            _check_arithmetic(arithmetic)
+            return torch.autocast(_device_type(device_type), dtype, enabled, cache_enabled)
         return super().__new__(cls)
 
     def __init__(
@@ -126,9 +97,10 @@ class autocast(torch.autocast):
         arithmetic: str = "auto",
         flush_subnormals: bool = False,
     ) -> None:
+        if callable(device_type):
+            raise TypeError(f"autocast takes a device first, not {device_type!r}. Decorate with @autocast() instead.")
         super().__init__(_device_type(device_type), dtype, enabled, cache_enabled)
-        if arithmetic not in _ARITHMETIC:
-            raise ValueError(f"arithmetic is {arithmetic!r}: choose one of {', '.join(map(repr, _ARITHMETIC))}")
+        _check_arithmetic(arithmetic)
         if flush_subnormals and _half is None:
             raise RuntimeError("flush_subnormals=True needs lucid.amp._half, which is missing: reinstall lucid-amp")
         self._half_settings = (arithmetic, flush_subnormals)
@@ -172,12 +144,7 @@ class autocast(torch.autocast):
 
     def __enter__(self) -> autocast:
         """Enter; an instance may be entered again before it is left."""
-        if torch.compiler.is_dynamo_compiling():
-            # In a frame of its own, where the compiler takes the instance for one of PyTorch's class.
-            _torch.frame_skipper()()
-        if torch.compiler.is_compiling():
-            super().__enter__()  # type: ignore[no-untyped-call]
-            return self
+        _leave_frame_uncompiled()
         # What was in force before lives in a copy of its own: PyTorch keeps it on the instance, where
         # a second entry would overwrite it.
         scope = object.__new__(torch.autocast)
@@ -187,8 +154,8 @@ class autocast(torch.autocast):
         return self
 
     def _enter_half(self) -> bool:
-        """Turn the arithmetic on where it can matter, and say whether that was so."""
-        if _half is None or not torch.is_autocast_enabled(self.device):
+        """Turn the arithmetic on where it can matter, and say whether that was so; what is exported is native."""
+        if _half is None or torch.compiler.is_compiling() or not torch.is_autocast_enabled(self.device):
             return False
         settings = _half.Settings(*self._half_settings)
         is_native = self.device != "cpu" or set(settings.picked(self.fast_dtype).values()) == {"native"}
@@ -200,10 +167,7 @@ class autocast(torch.autocast):
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> bool | None:
         """Restore exactly what was in force before the matching entry; never swallows an exception."""
-        if torch.compiler.is_dynamo_compiling():
-            _torch.frame_skipper()()
-        if torch.compiler.is_compiling():
-            return cast("bool | None", super().__exit__(exc_type, exc_val, exc_tb))
+        _leave_frame_uncompiled()
         scopes = _entered.scopes
         for place in reversed(range(len(scopes))):
             if scopes[place][0] is self:
@@ -225,6 +189,17 @@ class autocast(torch.autocast):
             if is_kind(func):
                 return cast("_Function", functools.wraps(func)(decorate(self, func)))
         return cast("_Function", super().__call__(func))  # type: ignore[no-untyped-call]
+
+
+def _check_arithmetic(arithmetic: str) -> None:
+    if arithmetic not in _ARITHMETIC:
+        raise ValueError(f"arithmetic is {arithmetic!r}: choose one of {', '.join(map(repr, _ARITHMETIC))}")
+
+
+def _leave_frame_uncompiled() -> None:
+    """Let the compiler run a scope's own method as it is: in it, it takes the instance for one of PyTorch's class."""
+    if torch.compiler.is_dynamo_compiling():
+        _torch.frame_skipper()()
 
 
 def _named(device_type: str | torch.device | None) -> str:

@@ -87,7 +87,7 @@ class Flags:
         return zero
 
     def take_back(self, verdict: Verdict) -> None:
-        """Lend flags again that are known to be zero."""
+        """Lend the flags of a verdict again: they are known to be zero."""
         for flag in verdict:
             self._zeros[flag.device] = flag
 

@@ -59,7 +59,7 @@ def multiplied(outputs: Any, factor: Factor, path: str = "outputs") -> Any:
         return None
     if isinstance(outputs, Mapping):
         return _mapping(outputs, factor, path)
-    if isinstance(outputs, (list, tuple, Iterator)):
+    if isinstance(outputs, (list, tuple, Iterator)):  # a union of types is beyond the compiler of PyTorch 2.6
         items = [multiplied(item, factor, f"{path}[{index}]") for index, item in enumerate(outputs)]
         return _sequence(outputs, items)
     raise TypeError(

@@ -107,7 +107,8 @@ class Settings:
             self._consensus.agree_on_load({}, refusal)
             raise
         self._consensus.agree_on_load(schedule.state_dict(scale, growth_tracker))
-        self._divisor.set(scale)
+        if scale != self._divisor.scale:  # a backward through the same one may be due
+            self._divisor.set(scale)
         self._schedule, self._tracker = schedule, growth_tracker
 
     def __repr__(self) -> str:

@@ -107,18 +107,24 @@ def check_and_multiply(device: torch.device, dtype: torch.dtype) -> CheckAndMult
     # CUDA's looks at a float64 through a float32: it takes 1e39, which is finite, for an overflow.
     if batched is None or (dtype is torch.float64 and device.type != "cpu"):
         return None
-    return next(filter(functools.partial(_works, device, dtype), (batched, without_grad(batched))), None)
+    for made in (batched, without_grad(batched)):
+        if _divides_leaves(made, device, dtype):
+            return made
+    return None
 
 
-def _works(device: torch.device, dtype: torch.dtype, operator: CheckAndMultiply) -> bool:
-    """Whether an operator takes tensors of this dtype there, also a leaf that autograd watches."""
+def _divides_leaves(check_and_multiply_: CheckAndMultiply, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether it takes tensors of this dtype there, with autograd at work.
+
+    It is tried on a leaf that requires a gradient, which no operator may change that autograd notes.
+    """
     with torch.inference_mode(False), torch.enable_grad():
         # Every dtype is said: a user's default dtype may be another.
         found = torch.zeros((), dtype=torch.float32, device=device)
         factor = torch.full((), 0.5, dtype=torch.float32, device=device)
-        tensor = torch.ones(1, dtype=dtype, device=device, requires_grad=True)
+        leaf = torch.ones(1, dtype=dtype, device=device, requires_grad=True)
         try:
-            operator([tensor], found, factor)
+            check_and_multiply_([leaf], found, factor)
         except torch.OutOfMemoryError:  # says nothing, and is asked again
             raise
         except (NotImplementedError, RuntimeError):

@@ -81,7 +81,7 @@ class Unscaling:
 
     @_torch.without_grad
     def _read_and_unscale(self, optimizer: Any, turn: Turn, by_step: bool, ranks: Ranks | None) -> InKernel | None:
-        """The same where nothing may change before all ranks agree, or where the kernel may divide."""
+        """Unscale where a read may have to come first: all ranks must agree, or the optimizer's kernel may divide."""
         try:
             gradients = Gradients(optimizer, self.divided)
             takes_factor = by_step and getattr(optimizer, _torch.TAKES_FACTOR, False)
