@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from releases import RELEASE
 from torch import nn
 
 import lucid
@@ -439,7 +440,7 @@ def decorated(x: torch.Tensor) -> torch.Tensor:
 
 
 MADE_INSIDE = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
+    RELEASE < (2, 12),
     reason="below 2.12 the compiler cannot tell the type of a torch.autocast that it makes",
 )
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from releases import RELEASE
 from torch import nn
 
 import lucid
@@ -435,7 +436,7 @@ class MovingItself(Moving):
 
 
 NO_MODULE_MOVES = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
+    RELEASE < (2, 13),
     reason="below 2.13 the compiler takes no Module.to into a graph, or none but PyTorch's own",
 )
 
